@@ -1,0 +1,1 @@
+"""Retrieval lanes: each scores every skill of a taxonomy for every query."""

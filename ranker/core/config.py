@@ -1,0 +1,164 @@
+"""Systems as YAML: one file per system, validated, with errors that list what is allowed."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from dataclasses import fields as dataclass_fields
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ranker.core.artifacts import digest
+from ranker.core.errors import ArgumentError, ResourceError
+
+CONFIG_DIR = Path(__file__).resolve().parents[2] / "configs"
+
+
+@dataclass(frozen=True)
+class TaxonomyConfig:
+    """Which taxonomy a system ranks: a source, where it lies, and an optional extension CSV."""
+
+    source: str = "auto"
+    path: str | None = None
+    extension: str | None = None
+
+
+@dataclass(frozen=True)
+class LaneConfig:
+    """One lane: its name (the feature prefix), its family, and the family's own options."""
+
+    name: str
+    family: str
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class PoolConfig:
+    """The pool: the top `size` of the weighted sum of per-query z-scores of the named lanes."""
+
+    size: int = 500
+    weights: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ColumnConfig:
+    """One reranker column: name, family, how many of the pool's best it scores, and the family's options."""
+
+    name: str
+    family: str
+    depth: int = 100
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class FusionConfig:
+    """`checkpoint` names a trained bag (a folder, or one under checkpoints/); None ranks by the pool's own score."""
+
+    checkpoint: str | None = None
+    features: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True)
+class SystemConfig:
+    """A whole system. `digest` identifies everything that changes a feature's value."""
+
+    name: str
+    lanes: tuple[LaneConfig, ...]
+    pool: PoolConfig
+    taxonomy: TaxonomyConfig = TaxonomyConfig()
+    columns: tuple[ColumnConfig, ...] = ()
+    fusion: FusionConfig = FusionConfig()
+    strip_bullets: bool = True
+    top_k: int = 100
+
+    @property
+    def digest(self) -> str:
+        """Hash of lanes, pool, columns and text options: what a trained bag depends on."""
+        value = asdict(self)
+        for key in ("name", "taxonomy", "fusion", "top_k"):
+            value.pop(key)
+        return digest(value)[:16]
+
+
+def _build(kind: type, value: Any, where: str, *, free: bool = False) -> Any:
+    """Build a dataclass from a mapping; unknown keys are an error, or become `options` where `free`."""
+    if not isinstance(value, dict):
+        raise ArgumentError(f"{where}: expected a mapping, found {type(value).__name__}")
+    known = [f.name for f in dataclass_fields(kind) if f.name != "options"]
+    given = {key: item for key, item in value.items() if key in known}
+    rest = {key: item for key, item in value.items() if key not in known}
+    if free:
+        given["options"] = rest
+    elif rest:
+        raise ArgumentError(f"{where}: unknown key {', '.join(map(repr, rest))}; known keys: {', '.join(known)}")
+    try:
+        return kind(**given)
+    except TypeError as error:
+        required = [name for name in known if name not in given]
+        raise ArgumentError(f"{where}: {error}; keys that may be missing: {', '.join(required)}") from error
+
+
+def parse_config(value: Any, where: str = "config") -> SystemConfig:
+    """Validate a mapping as a system.
+
+    Raises
+    ------
+    ArgumentError
+        Unknown or missing keys, wrong types, a repeated lane name, a pool weight for a lane that does not exist.
+    """
+    if not isinstance(value, dict):
+        raise ArgumentError(f"{where}: expected a mapping with name, lanes and pool")
+    value = dict(value)
+    parts: dict[str, Any] = {}
+    for key, kind in (("taxonomy", TaxonomyConfig), ("pool", PoolConfig), ("fusion", FusionConfig)):
+        if key in value:
+            parts[key] = _build(kind, value.pop(key), f"{where}: {key}")
+    for key, entry in (("lanes", LaneConfig), ("columns", ColumnConfig)):
+        items = value.pop(key, [])
+        if not isinstance(items, list):
+            raise ArgumentError(f"{where}: {key} must be a list")
+        parts[key] = tuple(_build(entry, item, f"{where}: {key}[{i}]", free=True) for i, item in enumerate(items))
+    if "pool" not in parts:
+        parts["pool"] = PoolConfig()
+    features = getattr(parts.get("fusion"), "features", None)
+    if features is not None:
+        parts["fusion"] = FusionConfig(parts["fusion"].checkpoint, tuple(features))
+    config: SystemConfig = _build(SystemConfig, {**value, **parts}, where)
+    names = [lane.name for lane in config.lanes] + [column.name for column in config.columns]
+    if not config.lanes:
+        raise ArgumentError(f"{where}: at least one lane is needed")
+    if len(set(names)) < len(names):
+        raise ArgumentError(f"{where}: lane and column names must differ; found {names}")
+    unknown = set(config.pool.weights) - {lane.name for lane in config.lanes}
+    if unknown or not config.pool.weights:
+        raise ArgumentError(
+            f"{where}: pool weights must name lanes ({', '.join(lane.name for lane in config.lanes)}); "
+            f"found {sorted(unknown) or 'none'}"
+        )
+    if config.pool.size < 1 or config.top_k < 1:
+        raise ArgumentError(f"{where}: pool size and top_k must be at least 1")
+    return config
+
+
+def load_config(name_or_path: str | Path) -> SystemConfig:
+    """Load a system by the name of a file in configs/ or by path.
+
+    Raises
+    ------
+    ResourceError
+        If there is no such config; the message lists those there are.
+    ArgumentError
+        If it is not valid.
+    """
+    path = Path(name_or_path)
+    if path.suffix not in {".yaml", ".yml"}:
+        path = CONFIG_DIR / f"{name_or_path}.yaml"
+    if not path.is_file():
+        there = ", ".join(sorted(p.stem for p in CONFIG_DIR.glob("*.yaml")))
+        raise ResourceError(f"no config {name_or_path}; there are: {there}; or give the path of a YAML file")
+    try:
+        value = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ArgumentError(f"{path} is not valid YAML: {error}") from error
+    return parse_config(value, where=path.name)

@@ -1,0 +1,1 @@
+"""Cross-encoder columns: each scores the pool of every query."""

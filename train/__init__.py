@@ -1,0 +1,1 @@
+"""Training: lanes, rerankers, fusion and labels."""
