@@ -1,0 +1,28 @@
+"""Open graded ranker for ESCO skills.
+
+>>> from ranker import SkillRanker
+>>> ranker = SkillRanker.load("embedded")  # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["RankedSkill", "Ranking", "SkillRanker", "Taxonomy"]
+
+
+def __getattr__(name: str) -> Any:
+    """Load the public names on first use, so that a command's --help stays fast."""
+    if name == "SkillRanker":
+        from ranker.pipeline import SkillRanker
+
+        return SkillRanker
+    if name in {"RankedSkill", "Ranking"}:
+        from ranker.core import types
+
+        return getattr(types, name)
+    if name == "Taxonomy":
+        from ranker.core.taxonomy import Taxonomy
+
+        return Taxonomy
+    raise AttributeError(f"module 'ranker' has no attribute {name!r}")
