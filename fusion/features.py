@@ -1,0 +1,567 @@
+"""The feature table: what the learned fusion knows about a skill in the pool of a query, column by named column.
+
+One path builds it for training, evaluation, challenge files and service. Every value of a query's rows is computed from
+that query's arrays alone, so neither the batch nor its order can change it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+
+from fusion.prior import SkillPrior
+from ranker.core.artifacts import cache_dir, write_json
+from ranker.core.errors import ArgumentError, InputError
+from ranker.core.taxonomy import Taxonomy
+from ranker.core.text import normalise, tokens
+from ranker.core.types import Float32, Int32
+
+GROUPS = ("lanes", "columns", "aggregates", "disagreement", "lengths", "evidence", "groups", "neighbours", "prior")
+"""The switchable feature groups, in the order of their columns."""
+
+LONGEST_ALIAS = 8
+COMMON_SHARE = 0.02
+AGREEMENT_RANKS = (50, 200)
+HITS = ("count", "longest", "share", "label", "maximal", "exact")
+_SUFFIX = re.compile(r"(?:ies|ing|ed|es|s|e)$")
+
+
+@dataclass(frozen=True)
+class PoolInputs:
+    """Everything the fusion may read about some queries.
+
+    Attributes
+    ----------
+    queries : list of str
+        Normalised texts.
+    lanes : dict of str to float32[n_queries, n_skills]
+        Scores of every lane, in the config's order.
+    base : float32[n_queries, n_skills]
+        Weighted z-fusion of the lanes: what made the pool.
+    pool : int32[n_queries, k]
+        Rows of the skills in each query's pool, best first.
+    columns : dict of str to float32[n_queries, k]
+        Reranker scores at the pool's positions, NaN beyond a column's depth.
+    """
+
+    queries: list[str]
+    lanes: dict[str, Float32]
+    base: Float32
+    pool: Int32
+    columns: dict[str, Float32] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        n, k = len(self.queries), self.pool.shape[-1]
+        wanted = {"base": (self.base, self.base.shape[-1]), "pool": (self.pool, k)}
+        wanted |= {f"lane {name}": (lane, self.base.shape[-1]) for name, lane in self.lanes.items()}
+        wanted |= {f"column {name}": (column, k) for name, column in self.columns.items()}
+        for name, (array, width) in wanted.items():
+            if array.shape != (n, width):
+                raise InputError(f"{name} has shape {array.shape}; expected ({n}, {width}) for {n} queries")
+
+    def rows(self, rows: NDArray[np.intp]) -> PoolInputs:
+        """Return the inputs of some of the queries."""
+        return PoolInputs(
+            queries=[self.queries[i] for i in rows],
+            lanes={name: lane[rows] for name, lane in self.lanes.items()},
+            base=self.base[rows],
+            pool=self.pool[rows],
+            columns={name: column[rows] for name, column in self.columns.items()},
+        )
+
+
+@dataclass(frozen=True)
+class FeatureTable:
+    """Feature values with their names.
+
+    Attributes
+    ----------
+    names : tuple of str
+        One per column; their order is part of a trained bag.
+    values : float32[n_queries, k, n_features]
+        NaN where a feature has no value (a column beyond its depth).
+    evidence : list of dict of int to str
+        Per query: the longest label or alt label of a skill that stands in the text, by the skill's row.
+    """
+
+    names: tuple[str, ...]
+    values: Float32
+    evidence: list[dict[int, str]] = field(default_factory=list)
+
+    def select(self, names: Sequence[str]) -> Float32:
+        """Return the values of some columns, in the order given."""
+        place = {name: i for i, name in enumerate(self.names)}
+        missing = [name for name in names if name not in place]
+        if missing:
+            raise ArgumentError(f"features not in the table: {', '.join(missing)}; there are: {', '.join(self.names)}")
+        return np.ascontiguousarray(self.values[:, :, [place[name] for name in names]])
+
+
+def stem(token: str) -> str:
+    """Return a token without its commonest English endings, so that "weld", "welds" and "welding" meet.
+
+    Tokens with digits or signs ("c++", "node.js") and tokens whose remainder would be shorter than three letters stay.
+    """
+    if not token.isalpha():
+        return token
+    short = _SUFFIX.sub("", token)
+    if len(short) < 3:
+        return token
+    return short[:-1] if len(short) > 3 and short[-1] == short[-2] else short
+
+
+@dataclass(frozen=True)
+class Statics:
+    """What the features need of a taxonomy, computed once.
+
+    Attributes
+    ----------
+    fingerprint : str
+        Of the taxonomy.
+    aliases : dict of str to tuple of (int, bool)
+        Space-joined words of a label or alt label -> (row, is it the preferred label).
+    vocabulary : dict of str to int
+        Stem -> column of the two sparse matrices; very common stems are left out.
+    weight : float32[n_stems]
+        Inverse document frequency of each stem over labels and alt labels.
+    phrases : csc_matrix[n_phrases, n_stems]
+        Which stems a label or alt label holds, each row summing to 1 by weight.
+    owner : int64[n_skills + 1]
+        Where each skill's phrases begin; the first is its preferred label.
+    words : csc_matrix[n_skills, n_stems]
+        Which stems any phrase of a skill holds.
+    lengths : dict of str to float32[n_skills]
+        Words of the label, number of alt labels, words of the description.
+    groups : csr_matrix[n_skills, n_groups]
+        Membership at every level of the group codes, each row summing to 1 within a level.
+    levels : tuple of csr_matrix
+        The same by level, coarse to fine.
+    graph : csr_matrix[n_skills, n_skills] or None
+        Row-normalised similarity graph without the diagonal.
+    """
+
+    fingerprint: str
+    aliases: dict[str, tuple[tuple[int, bool], ...]]
+    vocabulary: dict[str, int]
+    weight: Float32
+    phrases: sparse.csc_matrix
+    owner: NDArray[np.int64]
+    words: sparse.csc_matrix
+    lengths: dict[str, Float32]
+    levels: tuple[sparse.csr_matrix, ...]
+    graph: sparse.csr_matrix | None = None
+
+    def __len__(self) -> int:
+        return len(self.owner) - 1
+
+
+def group_levels(taxonomy: Taxonomy) -> tuple[sparse.csr_matrix, ...]:
+    """Return group membership at three levels ("S4", "S4.5", "S4.5.0"; "K06", "K061", "K0613"), rows summing to 1.
+
+    A skill without groups has an empty row.
+    """
+    levels = []
+    for depth in range(3):
+        rows, codes = [], []
+        for row, groups in enumerate(taxonomy.groups):
+            cut = {_ancestor(code, depth) for code in groups}
+            rows += [row] * len(cut)
+            codes += sorted(cut)
+        names = {code: i for i, code in enumerate(sorted(set(codes)))}
+        matrix = sparse.csr_matrix(
+            (np.ones(len(rows), np.float32), (rows, [names[code] for code in codes])),
+            shape=(len(taxonomy), max(len(names), 1)),
+        )
+        total = np.maximum(np.asarray(matrix.sum(axis=1)).ravel(), 1)
+        levels.append(sparse.csr_matrix(sparse.diags(1 / total) @ matrix, dtype=np.float32))
+    return tuple(levels)
+
+
+def _ancestor(code: str, depth: int) -> str:
+    if "." in code:
+        return ".".join(code.split(".")[: depth + 1])
+    return code[: 3 + depth] if code.startswith("K") else code
+
+
+def build_statics(taxonomy: Taxonomy, graph: sparse.csr_matrix | None = None) -> Statics:
+    """Index labels, alt labels and groups of a taxonomy for the features.
+
+    Parameters
+    ----------
+    taxonomy : Taxonomy
+        The skills; rows as in every lane.
+    graph : csr_matrix[n_skills, n_skills], optional
+        Similarity graph; rows are normalised here. Without it there are no neighbour features.
+    """
+    return _assemble(taxonomy, _phrase_words(taxonomy), graph)
+
+
+def load_statics(taxonomy: Taxonomy, graph: sparse.csr_matrix | None = None) -> Statics:
+    """Return `build_statics`, its slow part (splitting some 100,000 names into words) taken from the cache."""
+    path = cache_dir() / f"phrases-{taxonomy.fingerprint}.json"
+    phrases: list[list[str]] | None = None
+    if path.is_file():
+        try:
+            phrases = [line.split() for line in json.loads(path.read_text(encoding="utf-8"))]
+        except ValueError:
+            path.unlink(missing_ok=True)  # a damaged file is made anew
+    if phrases is None or len(phrases) != len(taxonomy) + sum(map(len, taxonomy.alt_labels)):
+        phrases = _phrase_words(taxonomy)
+        write_json(path, [" ".join(phrase) for phrase in phrases])
+    return _assemble(taxonomy, phrases, graph)
+
+
+def _phrase_words(taxonomy: Taxonomy) -> list[list[str]]:
+    """Return the words of every label followed by its alt labels, skill by skill."""
+    names = zip(taxonomy.label, taxonomy.alt_labels, strict=True)
+    return [tokens(normalise(name)) for label, others in names for name in (label, *others)]
+
+
+def _assemble(taxonomy: Taxonomy, phrases: list[list[str]], graph: sparse.csr_matrix | None) -> Statics:
+    aliases: dict[str, dict[int, bool]] = {}
+    start = np.cumsum([0, *(1 + len(names) for names in taxonomy.alt_labels)], dtype=np.int64)
+    first = set(start.tolist())
+    skill_of = np.repeat(np.arange(len(taxonomy)), np.diff(start))
+    for i, (phrase, row) in enumerate(zip(phrases, skill_of.tolist(), strict=True)):
+        if 0 < len(phrase) <= LONGEST_ALIAS:
+            known = aliases.setdefault(" ".join(phrase), {})
+            known[row] = known.get(row, False) or i in first
+    stems: dict[str, str] = {}
+    number: dict[str, int] = {}
+    flat = []
+    for phrase in phrases:
+        for token in phrase:
+            if token not in stems:
+                stems[token] = stem(token)
+            flat.append(number.setdefault(stems[token], len(number)))
+    n, kinds = len(phrases), max(len(number), 1)
+    where = np.repeat(np.arange(n), [len(phrase) for phrase in phrases])
+    pairs = np.unique(where.astype(np.int64) * kinds + np.array(flat, dtype=np.int64))
+    rows, columns = pairs // kinds, pairs % kinds
+    count = np.bincount(columns, minlength=kinds)
+    common = count > max(COMMON_SHARE * n, 20)
+    weight = np.log1p(n / np.maximum(count, 1)).astype(np.float32)
+    kept = ~common[columns]
+    rows, columns = rows[kept], columns[kept]
+    total = np.bincount(rows, weights=weight[columns], minlength=n)
+    share = (weight[columns] / total[rows]).astype(np.float32)
+    owned = np.unique(skill_of[rows] * kinds + columns)
+    words = sparse.csc_matrix(
+        (np.ones(len(owned), np.float32), (owned // kinds, owned % kinds)), shape=(len(taxonomy), kinds)
+    )
+    if graph is not None:
+        degree = np.maximum(np.asarray(graph.sum(axis=1)).ravel(), 1e-12)
+        graph = sparse.csr_matrix(sparse.diags(1 / degree) @ graph, dtype=np.float32)
+    return Statics(
+        fingerprint=taxonomy.fingerprint,
+        aliases={name: tuple(known.items()) for name, known in aliases.items()},
+        vocabulary={token: i for token, i in number.items() if not common[i]},
+        weight=weight,
+        phrases=sparse.csc_matrix((share, (rows, columns)), shape=(n, kinds)),
+        owner=start,
+        words=words,
+        lengths={
+            "label_words": np.array([len(label.split()) for label in taxonomy.label], np.float32),
+            "alt_labels": np.array([len(names) for names in taxonomy.alt_labels], np.float32),
+            "description_words": np.array([len(text.split()) for text in taxonomy.description], np.float32),
+        },
+        levels=group_levels(taxonomy),
+        graph=graph,
+    )
+
+
+@dataclass(frozen=True)
+class _Query:
+    """One query's slice of the inputs, with what several feature groups share."""
+
+    text: str
+    pool: NDArray[np.int64]
+    base: Float32
+    lanes: dict[str, Float32]
+    columns: dict[str, Float32]
+    z: Float32
+    rank: Float32
+    base_z: Float32
+    statics: Statics
+    evidence: dict[int, str]
+
+
+Columns = list[tuple[str, Float32]]
+
+
+def standardise(values: Float32, at: Float32) -> Float32:
+    """Return (at - mean) / standard deviation of `values`; zeros where the deviation is zero."""
+    mean = np.float32(values.mean(dtype=np.float64))
+    deviation = math.sqrt(max(float(np.square(values - mean).mean(dtype=np.float64)), 0.0))
+    if deviation < 1e-9:
+        return np.zeros(len(at), np.float32)
+    return ((at - mean) / np.float32(deviation)).astype(np.float32)
+
+
+def count_above(values: Float32, at: Float32) -> Float32:
+    """Return, for each of `at`, how many of `values` are strictly greater: the rank from 0, ties sharing the best."""
+    ordered = np.sort(values)
+    return (len(values) - np.searchsorted(ordered, at, side="right")).astype(np.float32)
+
+
+def build_features(
+    inputs: PoolInputs,
+    statics: Statics,
+    prior: SkillPrior | None,
+    groups: Sequence[str] | None = None,
+    *,
+    own: NDArray[np.int8] | None = None,
+) -> FeatureTable:
+    """Build the named feature table at the pool's positions.
+
+    Parameters
+    ----------
+    inputs : PoolInputs
+        Lane scores, base score, pool and columns of n queries.
+    statics : Statics
+        From `build_statics`, of the same taxonomy.
+    prior : SkillPrior or None
+        Counts over training queries; None leaves the prior's features out.
+    groups : sequence of str, optional
+        Which of `GROUPS` to build; default all.
+    own : int8[n_queries, k], optional
+        The grades (-1 unjudged) of these very queries, where the prior has counted them: their part is taken out again
+        (leave one out). None for queries the prior has not seen.
+
+    Returns
+    -------
+    FeatureTable
+        float32[n_queries, k, n_features] with names.
+
+    Raises
+    ------
+    ArgumentError
+        A group that does not exist.
+    InputError
+        Lane scores over another number of skills than the taxonomy has.
+    """
+    chosen = tuple(GROUPS if groups is None else groups)
+    unknown = sorted(set(chosen) - set(GROUPS))
+    if unknown:
+        raise ArgumentError(f"unknown feature group {', '.join(unknown)}; allowed: {', '.join(GROUPS)}")
+    if inputs.base.shape[1] != len(statics):
+        raise InputError(f"scores over {inputs.base.shape[1]} skills, features made for {len(statics)}")
+    makers = [_MAKERS[group] for group in GROUPS if group in chosen and group in _MAKERS]
+    names: tuple[str, ...] = ()
+    values: list[Float32] = []
+    evidence = []
+    for i in range(len(inputs.queries)):
+        query = _prepare(inputs, i, statics)
+        made = [column for maker in makers for column in maker(query)]
+        if "prior" in chosen and prior is not None:
+            made += prior.columns(query.pool, None if own is None else own[i])
+        names = tuple(name for name, _ in made)
+        values.append(np.stack([column for _, column in made], axis=1, dtype=np.float32))
+        evidence.append(query.evidence)
+    shape = (0, inputs.pool.shape[1], 0)
+    return FeatureTable(names, np.stack(values) if values else np.zeros(shape, np.float32), evidence)
+
+
+def _prepare(inputs: PoolInputs, i: int, statics: Statics) -> _Query:
+    pool = inputs.pool[i].astype(np.int64)
+    lanes = {name: np.ascontiguousarray(lane[i], dtype=np.float32) for name, lane in inputs.lanes.items()}
+    base = np.ascontiguousarray(inputs.base[i], dtype=np.float32)
+    return _Query(
+        text=inputs.queries[i],
+        pool=pool,
+        base=base,
+        lanes=lanes,
+        columns={name: column[i] for name, column in inputs.columns.items()},
+        z=np.stack([standardise(lane, lane[pool]) for lane in lanes.values()]),
+        rank=np.stack([count_above(lane, lane[pool]) for lane in lanes.values()]),
+        base_z=standardise(base, base[pool]),
+        statics=statics,
+        evidence={},
+    )
+
+
+def _lanes(query: _Query) -> Columns:
+    made = []
+    for name, z, rank in zip(query.lanes, query.z, query.rank, strict=True):
+        made += [(f"lane.{name}.z", z), (f"lane.{name}.log_rank", np.log1p(rank))]
+    return made
+
+
+def _columns(query: _Query) -> Columns:
+    made = []
+    for name, column in query.columns.items():
+        z = np.full(len(column), np.nan, np.float32)
+        rank = z.copy()
+        there = np.isfinite(column)
+        if there.any():
+            seen = column[there].astype(np.float32)
+            z[there] = standardise(seen, seen)
+            rank[there] = np.log1p(count_above(seen, seen))
+        made += [(f"column.{name}.raw", column.astype(np.float32)), (f"column.{name}.z", z),
+                 (f"column.{name}.log_rank", rank)]
+    return made
+
+
+def _aggregates(query: _Query) -> Columns:
+    place = np.log1p(np.arange(len(query.pool), dtype=np.float32))
+    agree = [(f"agree.{top}", (query.rank < top).sum(axis=0).astype(np.float32)) for top in AGREEMENT_RANKS]
+    return [
+        ("base.z", query.base_z),
+        ("base.log_rank", place),
+        *agree,
+        ("z.mean", query.z.mean(axis=0)),
+        ("z.deviation", query.z.std(axis=0)),
+        ("z.max", query.z.max(axis=0)),
+        ("rank.reciprocal", (1 / (60 + query.rank)).sum(axis=0)),
+        ("rank.best", np.log1p(query.rank.min(axis=0))),
+    ]
+
+
+def _disagreement(query: _Query) -> Columns:
+    """How far the lanes' ranks lie apart, and how peaked the query's scores are (a specific query has few near)."""
+    log = np.log1p(query.rank)
+    top = query.base_z
+    k = len(top)
+    constant = {
+        "query.top_z": float(top[0]),
+        "query.gap_10": float(top[0] - top[min(9, k - 1)]),
+        "query.gap_100": float(top[0] - top[min(99, k - 1)]),
+        "query.deviation": float(top.std()),
+    }
+    return [
+        ("rank.deviation", log.std(axis=0)),
+        ("rank.range", log.max(axis=0) - log.min(axis=0)),
+        ("base.below_top", top[0] - top),
+        *((name, np.full(k, value, np.float32)) for name, value in constant.items()),
+    ]
+
+
+def _lengths(query: _Query) -> Columns:
+    words = len(query.text.split())
+    made = [("query.words", np.full(len(query.pool), words, np.float32))]
+    return made + [(f"skill.{name}", values[query.pool]) for name, values in query.statics.lengths.items()]
+
+
+def _evidence(query: _Query) -> Columns:
+    """Whole-word hits of labels and alt labels in the text, and how much of either side's words the other holds."""
+    statics = query.statics
+    text = tokens(query.text)
+    n = max(len(text), 1)
+    hits: dict[int, list[tuple[int, int, bool]]] = {}
+    for start in range(len(text)):
+        for end in range(start + 1, min(start + LONGEST_ALIAS, len(text)) + 1):
+            for row, preferred in statics.aliases.get(" ".join(text[start:end]), ()):
+                hits.setdefault(row, []).append((start, end, preferred))
+    k = len(query.pool)
+    hit = np.zeros((6, k), np.float32)
+    covered = np.zeros(len(text) + 1, np.int64)
+    for spans in hits.values():
+        for start, end, _ in spans:
+            covered[start:end] = np.maximum(covered[start:end], end - start)
+    for place, row in enumerate(query.pool.tolist()):
+        if row not in hits:
+            continue
+        spans = hits[row]
+        start, end, _ = max(spans, key=lambda span: (span[1] - span[0], -span[0]))
+        query.evidence[row] = " ".join(text[start:end])
+        maximal = max(end - start >= covered[start:end].max() for start, end, _ in spans)
+        share = len({i for start, end, _ in spans for i in range(start, end)}) / n
+        exact = end - start == len(text)
+        hit[:, place] = len(spans), end - start, share, any(span[2] for span in spans), maximal, exact
+    made = [(f"hit.{name}", values) for name, values in zip(HITS, hit, strict=True)]
+    stems = sorted({statics.vocabulary[s] for s in map(stem, text) if s in statics.vocabulary})
+    phrase = _gather(statics.phrases, stems, None)
+    asked = _gather(statics.words, stems, statics.weight)
+    total = max(float(statics.weight[stems].sum()), 1e-9)
+    best = np.maximum.reduceat(phrase, statics.owner[:-1])
+    return [
+        *made,
+        ("words.label", phrase[statics.owner[query.pool]]),
+        ("words.alias", best[query.pool]),
+        ("words.query", asked[query.pool] / np.float32(total)),
+    ]
+
+
+def _gather(matrix: sparse.csc_matrix, columns: Sequence[int], weight: Float32 | None) -> Float32:
+    """Return the sum of some columns of a sparse matrix, each times its weight."""
+    total = np.zeros(matrix.shape[0], np.float32)
+    for column in columns:
+        part = slice(matrix.indptr[column], matrix.indptr[column + 1])
+        total[matrix.indices[part]] += matrix.data[part] * (1 if weight is None else weight[column])
+    return total
+
+
+def _groups(query: _Query) -> Columns:
+    return feedback_groups(query.base_z, query.pool, query.statics)
+
+
+def feedback_groups(score: Float32, pool: NDArray[np.int64], statics: Statics, *, top: int = 30) -> Columns:
+    """Return how much of a ranking's top lies in each skill's groups, itself left out, at every level.
+
+    Parameters
+    ----------
+    score : float32[k]
+        Scores at the pool's positions.
+    pool : int64[k]
+        Rows of the skills.
+    statics : Statics
+        For the group membership.
+    top : int
+        How many of the best make up the picture of the query's domain, weighted by 1 / log2(rank + 1).
+
+    Returns
+    -------
+    list of (str, float32[k])
+        Per level: the weighted share of the top in the skill's groups, and that share over what chance would give.
+    """
+    order = np.argsort(-score, kind="stable")[:top]
+    weight = np.zeros(len(pool), np.float32)
+    weight[order] = 1 / np.log2(np.arange(2, len(order) + 2))
+    total = float(weight.sum())
+    made: Columns = []
+    for level, membership in enumerate(statics.levels):
+        part = membership[pool]
+        histogram = weight @ part
+        size = np.asarray(part.sum(axis=0)).ravel() + 1
+        itself = weight * np.asarray(part.multiply(part).sum(axis=1)).ravel()
+        share = (part @ histogram - itself) / np.maximum(total - weight, 1e-9)
+        expected = part @ (size / len(pool))
+        made += [(f"group.{level}.share", share.astype(np.float32)),
+                 (f"group.{level}.lift", (share / np.maximum(expected, 1e-3)).astype(np.float32))]
+    return made
+
+
+def _neighbours(query: _Query) -> Columns:
+    """Base score of the skill's neighbours in the similarity graph: their mean, and how many stand in the top 100."""
+    graph = query.statics.graph
+    if graph is None:
+        return []
+    part = graph[query.pool]
+    scores = standardise(query.base, query.base)
+    near = part @ scores
+    in_top = np.zeros(len(scores), np.float32)
+    in_top[query.pool[:100]] = 1
+    return [
+        ("neighbour.z", near.astype(np.float32)),
+        ("neighbour.above", (near - query.base_z).astype(np.float32)),
+        ("neighbour.top", (part @ in_top).astype(np.float32)),
+    ]
+
+
+_MAKERS: Mapping[str, Callable[[_Query], Columns]] = {
+    "lanes": _lanes,
+    "columns": _columns,
+    "aggregates": _aggregates,
+    "disagreement": _disagreement,
+    "lengths": _lengths,
+    "evidence": _evidence,
+    "groups": _groups,
+    "neighbours": _neighbours,
+}

@@ -1,0 +1,164 @@
+"""How often a skill, its groups and its neighbours were relevant in the pools of training queries."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+
+from ranker.core.artifacts import atomic_path
+from ranker.core.errors import InputError, ResourceError
+from ranker.core.types import Float32
+
+SMOOTHING = {"relevant": (1.0, 4.0), "high": (0.5, 8.0), "gain": (1.0, 4.0)}
+"""Pseudo-counts: (successes, trials) added before dividing."""
+
+
+def outcomes(grades: NDArray[np.int8]) -> Float32:
+    """Return float32[..., 4] per judgement: judged, grade >= 2, grade >= 3, gain / 15; zeros where unjudged (-1)."""
+    judged = grades >= 0
+    gain = (np.exp2(np.maximum(grades, 0)) - 1) / 15
+    return np.stack([judged, grades >= 2, grades >= 3, gain], axis=-1).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class SkillPrior:
+    """Smoothed relevance counts over training pools.
+
+    Attributes
+    ----------
+    counts : float32[n_skills, 4]
+        Judged, grade >= 2, grade >= 3 and gain / 15, summed over the pools of the training queries.
+    levels : tuple of csr_matrix[n_skills, n_groups]
+        Group membership, coarse to fine; carries the counts to skills that no training query saw.
+    graph : csr_matrix[n_skills, n_skills] or None
+        Row-normalised similarity graph; carries them to neighbours.
+    """
+
+    counts: Float32
+    levels: tuple[sparse.csr_matrix, ...]
+    graph: sparse.csr_matrix | None = None
+
+    @classmethod
+    def fit(
+        cls,
+        pool: NDArray[np.integer],
+        grades: NDArray[np.int8],
+        levels: Sequence[sparse.csr_matrix],
+        graph: sparse.csr_matrix | None = None,
+    ) -> SkillPrior:
+        """Count over the pools of training queries.
+
+        Parameters
+        ----------
+        pool : int[n_queries, k]
+            Rows of the skills.
+        grades : int8[n_queries, k]
+            Their grades, -1 where unjudged.
+        levels, graph
+            As in the attributes; they fix the number of skills.
+        """
+        n = levels[0].shape[0]
+        made = outcomes(grades).reshape(-1, 4)
+        rows = pool.ravel()
+        counts = np.stack([np.bincount(rows, weights=made[:, i], minlength=n) for i in range(4)], axis=1)
+        return cls(counts.astype(np.float32), tuple(levels), graph)
+
+    def columns(self, pool: NDArray[np.integer], own: NDArray[np.int8] | None = None) -> list[tuple[str, Float32]]:
+        """Return the prior's features at one query's pool.
+
+        Parameters
+        ----------
+        pool : int[k]
+            Rows of the skills.
+        own : int8[k], optional
+            This query's own grades where it was counted: taken out of every count before it is used.
+
+        Returns
+        -------
+        list of (str, float32[k])
+            Per skill, group level and neighbourhood: smoothed rates of grade >= 2, grade >= 3 and gain, and log count.
+        """
+        counts = self.counts
+        if own is not None:
+            counts = counts.copy()
+            counts[pool] -= outcomes(own)
+            np.maximum(counts, 0, out=counts)
+        made = _rates("skill", counts[pool])
+        for level, membership in enumerate(self.levels):
+            totals = membership.T @ counts
+            part = membership[pool]
+            made += _rates(f"group{level}", part @ totals - _squares(part)[:, None] * counts[pool])
+        if self.graph is not None:
+            made += _rates("near", self.graph[pool] @ counts * np.float32(10))
+        return made
+
+    def save(self, path: Path) -> None:
+        """Write counts and graph as npz; groups come from the taxonomy. The same prior gives the same bytes."""
+        arrays: dict[str, NDArray[Any]] = {"counts": self.counts}
+        if self.graph is not None:
+            arrays |= {
+                "graph_data": self.graph.data.astype(np.float16),
+                "graph_indices": self.graph.indices.astype(np.int32),
+                "graph_indptr": self.graph.indptr.astype(np.int32),
+            }
+        with atomic_path(path) as temporary, temporary.open("wb") as stream:
+            np.savez_compressed(stream, **arrays)
+
+    @classmethod
+    def load(
+        cls, path: Path, levels: Sequence[sparse.csr_matrix], graph: sparse.csr_matrix | None = None
+    ) -> SkillPrior:
+        """Read the counts that `save` wrote.
+
+        Raises
+        ------
+        ResourceError
+            If the file is not there.
+        InputError
+            If it is damaged or counts another number of skills.
+        """
+        counts = _arrays(path).get("counts")
+        if counts is None or counts.shape != (levels[0].shape[0], 4):
+            found = None if counts is None else counts.shape
+            raise InputError(f"{path} holds counts of shape {found}, expected {(levels[0].shape[0], 4)}; train it anew")
+        return cls(counts.astype(np.float32), tuple(levels), graph)
+
+    @staticmethod
+    def read_graph(path: Path) -> sparse.csr_matrix | None:
+        """Return the similarity graph stored with a prior, None where there is none."""
+        arrays = _arrays(path)
+        if "graph_data" not in arrays:
+            return None
+        n = len(arrays["counts"])
+        parts = (arrays["graph_data"].astype(np.float32), arrays["graph_indices"], arrays["graph_indptr"])
+        return sparse.csr_matrix(parts, shape=(n, n))
+
+
+def _arrays(path: Path) -> dict[str, NDArray[Any]]:
+    if not path.is_file():
+        raise ResourceError(f"no {path.name} in {path.parent}; run python -m train.fusion --out {path.parent}")
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            return dict(stored)
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
+        raise InputError(f"{path} is damaged ({error}); train it anew") from error
+
+
+def _squares(part: sparse.csr_matrix) -> Float32:
+    return np.asarray(part.multiply(part).sum(axis=1), dtype=np.float32).ravel()
+
+
+def _rates(name: str, counts: Float32) -> list[tuple[str, Float32]]:
+    seen = counts[:, 0]
+    made = [
+        (f"prior.{name}.{what}", ((counts[:, i] + up) / (seen + down)).astype(np.float32))
+        for i, (what, (up, down)) in enumerate(SMOOTHING.items(), start=1)
+    ]
+    return [*made, (f"prior.{name}.seen", np.log1p(seen).astype(np.float32))]
