@@ -10,8 +10,11 @@ from __future__ import annotations
 import csv
 import json
 import math
+import urllib.error
+import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -142,7 +145,9 @@ def load_tasks(
         raise ArgumentError(f"unknown split {split!r}; allowed: {', '.join(SPLITS)}")
     resolve = _resolver(taxonomy)
     if data == "hub":
-        return _collect(_hub_loaders(split, tasks, resolve, need_qrels), "the hub")
+        loaders = _hub_loaders(split, tasks, resolve, need_qrels)
+        with _hub_mode():
+            return _collect(loaders, "the hub")
     if data == "esco":
         return _esco(split, tasks, taxonomy)
     return _collect(_folder_loaders(Path(data), split, tasks, resolve, need_qrels), str(data))
@@ -158,8 +163,7 @@ def _collect(loaders: Mapping[str, Callable[[], GradedTask]], source: str) -> Ta
         except RankerError as error:
             failed[name] = error
     if not loaded:
-        kinds = {type(error) for error in failed.values()}
-        kind = kinds.pop() if len(kinds) == 1 else InputError
+        kind = type(next(iter(failed.values())))
         reasons = "\n".join(f"  {name}: {error}" for name, error in failed.items())
         raise kind(f"no task could be loaded from {source}:\n{reasons}")
     return TaskSet(tuple(loaded), {name: str(error) for name, error in failed.items()})
@@ -256,11 +260,13 @@ def _build_task(
     queries: Iterator[_Row],
     qrels: Iterator[_Row] | None,
     skills: _Skills,
+    found: list[str],
     split_by_qrels: bool = False,
-    problems: Sequence[str] = (),
 ) -> GradedTask:
-    """Make a task from rows; `split_by_qrels` keeps only the queries that the qrels name."""
-    found = list(problems)
+    """Make a task from rows; `split_by_qrels` keeps only the queries that the qrels name.
+
+    `found` gathers the problems; whoever yields the rows may add to it.
+    """
     texts = _read_queries(queries, found)
     if not texts:
         raise InputError("\n    ".join([f"{source} holds no usable query", *found[:5]]))
@@ -331,8 +337,8 @@ def _load_folder(folder: Path, name: str, split: str, skills: _Skills, need_qrel
         queries=_jsonl_rows(folder / "queries.jsonl", notes),
         qrels=rows,
         skills=skills,
+        found=notes,
         split_by_qrels=split_by_qrels,
-        problems=notes,
     )
 
 
@@ -404,6 +410,41 @@ def _hub_loaders(
     return {task.name: loader(task) for task in chosen}
 
 
+def _hub_reachable(endpoint: str) -> bool:
+    """Whether the hub answers at all within a few seconds; proxies of the environment are used."""
+    try:
+        with urllib.request.urlopen(urllib.request.Request(endpoint, method="HEAD"), timeout=5):  # noqa: S310
+            return True
+    except urllib.error.HTTPError:
+        return True  # it answered
+    except (OSError, ValueError):
+        return False
+
+
+@contextmanager
+def _hub_mode() -> Iterator[None]:
+    """Run a block with the hub's client offline where the hub does not answer.
+
+    The cache is then used as it is, and what is not there fails at once instead of after half a minute of retries
+    for each task.
+    """
+    try:
+        import datasets
+        import huggingface_hub
+    except ImportError as error:
+        raise missing_extra(error.name or "datasets", "train") from error
+    holders: tuple[Any, ...] = (datasets.config, huggingface_hub.constants)
+    before = [holder.HF_HUB_OFFLINE for holder in holders]
+    if not any(before) and not _hub_reachable(huggingface_hub.constants.ENDPOINT):
+        for holder in holders:
+            holder.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        for holder, value in zip(holders, before, strict=True):
+            holder.HF_HUB_OFFLINE = value
+
+
 def _load_official(task: OfficialTask, split: str, skills: _Skills, need_qrels: bool) -> GradedTask:
     """Load one official task: workrb's class for what it is and where it lies, its data set for the ids.
 
@@ -426,7 +467,10 @@ def _load_official(task: OfficialTask, split: str, skills: _Skills, need_qrels: 
         )
     except Exception as error:  # hub client, HTTP and Arrow errors share no base class
         reason = " ".join(str(error).split())[:300] or "no reason given"
-        raise ResourceError(f"could not be had from the hub: {type(error).__name__}: {reason}") from error
+        raise ResourceError(
+            f"neither the hub nor its cache gave it ({type(error).__name__}: {reason}); "
+            "check the connection, or give --data a folder in BEIR layout"
+        ) from error
     if official.name != task.name:
         raise ResourceError(f"workrb calls this task {official.name!r}; this version knows it as {task.name!r}")
 
@@ -440,6 +484,7 @@ def _load_official(task: OfficialTask, split: str, skills: _Skills, need_qrels: 
         queries=rows("queries", queries),
         qrels=rows("qrels", qrels) if need_qrels or qrels else None,
         skills=skills,
+        found=[],
     )
 
 
