@@ -1,0 +1,118 @@
+"""Dense lane: cosine of a query's and a skill's sentence embeddings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+import numpy as np
+
+from lanes.encoder import EncoderPool, unit
+from lanes.views import check, check_number, view_texts
+from ranker.core.taxonomy import Taxonomy
+from ranker.core.types import Float32
+
+VIEWS = ("label", "label_description", "label_alt", "description", "alt_mean", "alt_max")
+
+
+class DenseLane:
+    """A sentence encoder over one view of the skills.
+
+    Parameters
+    ----------
+    name : str
+        Feature prefix.
+    encoders : EncoderPool
+        Where lanes share their models.
+    model : str
+        Path, "package:NAME" or hub id, see `lanes.encoder.resolve_model`.
+    view : str
+        "label", "label_description", "label_alt", "description": one text per skill; "alt_mean": the mean of the
+        embeddings of label and alt labels; "alt_max": the best of their scores (seven times the work per query).
+    query_prompt, document_prompt : str
+        Put before the text.
+    max_length : int, optional
+        Tokens after which a text is cut; the model's own limit by default.
+
+    Raises
+    ------
+    ArgumentError
+        For a value that is not allowed.
+    ResourceError
+        If the model is not there.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        encoders: EncoderPool,
+        model: str,
+        view: str = "label",
+        query_prompt: str = "",
+        document_prompt: str = "",
+        max_length: int | None = None,
+    ) -> None:
+        check(view, VIEWS, option="view", lane=name)
+        if max_length is not None:
+            check_number(max_length, 3, 100_000, option="max_length", lane=name, whole=True)
+        self.name = name
+        self.encoder = encoders.get(model)
+        self._view = view
+        self._query_prompt = query_prompt
+        self._document_prompt = document_prompt
+        self._max_length = max_length
+        self._vectors: Float32 | None = None
+        self._starts: np.ndarray | None = None
+
+    @property
+    def vectors(self) -> Float32:
+        """Return float32[n_skills, width], rows of length 1; for "alt_max" the labels' own."""
+        if self._vectors is None:
+            raise RuntimeError(f"lane {self.name}: not fitted")
+        return self._vectors if self._starts is None else self._vectors[self._starts]
+
+    def key(self, taxonomy: Taxonomy) -> dict[str, Any]:
+        """Return everything the embeddings depend on."""
+        return {
+            "model": self.encoder.revision,
+            "view": self._view,
+            "prompt": self._document_prompt,
+            "max_length": self._max_length,
+            "fingerprint": taxonomy.fingerprint,
+        }
+
+    def fit(self, taxonomy: Taxonomy) -> None:
+        """Embed the taxonomy, from the cache where it is there."""
+        names = [(label, *alts) for label, alts in zip(taxonomy.label, taxonomy.alt_labels, strict=True)]
+        starts = np.cumsum([0, *map(len, names)])[:-1]
+
+        def texts() -> list[str]:
+            several = self._view in {"alt_mean", "alt_max"}
+            plain = chain.from_iterable(names) if several else view_texts(taxonomy, self._view)
+            return [self._document_prompt + text for text in plain]
+
+        def mean(rows: Float32) -> Float32:
+            return unit(np.add.reduceat(rows, starts))
+
+        reduce = mean if self._view == "alt_mean" else None
+        self._starts = starts if self._view == "alt_max" else None
+        key, max_length = self.key(taxonomy), self._max_length
+        self._vectors = self.encoder.documents(texts, key=key, max_length=max_length, reduce=reduce)
+
+    def score(self, queries: Sequence[str]) -> Float32:
+        """Return float32[n_queries, n_skills]: cosines. One matrix-vector product per query, whatever the batch."""
+        if self._vectors is None:
+            raise RuntimeError(f"lane {self.name}: score before fit")
+        skills = len(self._vectors) if self._starts is None else len(self._starts)
+        result = np.empty((len(queries), skills), dtype=np.float32)
+        for row, query in enumerate(queries):
+            vector = self.encoder.query(self._query_prompt + query, max_length=self._max_length)
+            cosines = self._vectors @ vector
+            result[row] = cosines if self._starts is None else np.maximum.reduceat(cosines, self._starts)
+        return result
+
+    def backbones(self) -> Mapping[str, int]:
+        """Return the encoder's parameter count by its identity."""
+        return {self.encoder.identity: self.encoder.parameters}

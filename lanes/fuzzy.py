@@ -1,0 +1,64 @@
+"""Fuzzy lane: edit similarity of the query and the labels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from rapidfuzz import fuzz, process
+
+from lanes.views import check, check_number
+from ranker.core.taxonomy import Taxonomy
+from ranker.core.types import Float32
+
+_SCORERS = {"ratio": fuzz.ratio, "token_set_ratio": fuzz.token_set_ratio}
+
+
+class FuzzyLane:
+    """rapidfuzz similarity in 0..100 between the query and each label, both in lower case.
+
+    Parameters
+    ----------
+    name : str
+        Feature prefix.
+    scorer : str
+        "ratio" (normalised indel distance) or "token_set_ratio" (the words both have, against the rest).
+    max_characters : int
+        Longer queries are cut here: the time grows with the length, and no label is nearly that long.
+    workers : int
+        Threads; -1 for one per core. The scores do not depend on it.
+
+    Raises
+    ------
+    ArgumentError
+        For a value that is not allowed.
+    """
+
+    def __init__(self, name: str, *, scorer: str = "ratio", max_characters: int = 300, workers: int = -1) -> None:
+        check(scorer, tuple(_SCORERS), option="scorer", lane=name)
+        check_number(max_characters, 1, 10_000, option="max_characters", lane=name, whole=True)
+        check_number(workers, -1, 1_024, option="workers", lane=name, whole=True)
+        self.name = name
+        self._scorer = _SCORERS[scorer]
+        self._max_characters = max_characters
+        self._workers = workers
+        self._labels: list[str] | None = None
+
+    def fit(self, taxonomy: Taxonomy) -> None:
+        """Keep the labels in lower case; there is nothing to cache."""
+        self._labels = [label.casefold() for label in taxonomy.label]
+
+    def score(self, queries: Sequence[str]) -> Float32:
+        """Return float32[n_queries, n_skills]."""
+        if self._labels is None:
+            raise RuntimeError(f"lane {self.name}: score before fit")
+        if not queries:
+            return np.empty((0, len(self._labels)), dtype=np.float32)
+        texts = [query.casefold()[: self._max_characters] for query in queries]
+        # Labels as rows: cdist shares out rows among its threads, and one query must be able to use them all.
+        scores = process.cdist(self._labels, texts, scorer=self._scorer, workers=self._workers, dtype=np.float32)
+        return np.ascontiguousarray(scores.T)
+
+    def backbones(self) -> Mapping[str, int]:
+        """Return nothing: no neural model."""
+        return {}

@@ -1,0 +1,49 @@
+"""What of a skill a lane reads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ranker.core.errors import ArgumentError
+from ranker.core.taxonomy import Taxonomy
+
+TEXT_VIEWS = ("label", "label_alt", "description", "label_description")
+
+
+def check(value: object, allowed: Sequence[object], *, option: str, lane: str) -> None:
+    """Raise an error that lists the allowed values of a lane's option.
+
+    Raises
+    ------
+    ArgumentError
+        If `value` is not among them.
+    """
+    if value not in allowed:
+        raise ArgumentError(f"lane {lane}: {option}: {value!r} is not one of {', '.join(map(str, allowed))}")
+
+
+def check_number(value: object, low: float, high: float, *, option: str, lane: str, whole: bool = False) -> None:
+    """Raise an error that states the range of a lane's numeric option.
+
+    Raises
+    ------
+    ArgumentError
+        If `value` is not a number (a whole one where `whole`) from `low` to `high`.
+    """
+    kinds = int if whole else (int, float)
+    if isinstance(value, bool) or not isinstance(value, kinds) or not low <= value <= high:
+        kind = "whole number" if whole else "number"
+        raise ArgumentError(f"lane {lane}: {option}: {value!r} is not a {kind} from {low} to {high}")
+
+
+def view_texts(taxonomy: Taxonomy, view: str) -> list[str]:
+    """Return one text per skill: label, label and alt labels (a line each), description, or "label. description"."""
+    if view == "label":
+        return list(taxonomy.label)
+    if view == "description":
+        return list(taxonomy.description)
+    if view == "label_alt":
+        pairs = zip(taxonomy.label, taxonomy.alt_labels, strict=True)
+        return ["\n".join((label, *alts)) for label, alts in pairs]
+    rows = zip(taxonomy.label, taxonomy.description, strict=True)
+    return [f"{label}. {description}" if description else label for label, description in rows]
