@@ -63,7 +63,10 @@ def atomic_path(target: Path) -> Iterator[Path]:
         umask = os.umask(0)
         os.umask(umask)
         path.chmod(0o666 & ~umask)
-        path.replace(target)
+        try:
+            path.replace(target)
+        except OSError as error:
+            raise ResourceError(f"cannot write {target}: {error.strerror or error}; choose another place") from error
     finally:
         path.unlink(missing_ok=True)
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, field
 from dataclasses import fields as dataclass_fields
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 
 import yaml
 
@@ -92,11 +94,34 @@ def _build(kind: type, value: Any, where: str, *, free: bool = False) -> Any:
         given["options"] = rest
     elif rest:
         raise ArgumentError(f"{where}: unknown key {', '.join(map(repr, rest))}; known keys: {', '.join(known)}")
+    for name, item in given.items():
+        _check_type(item, get_type_hints(kind)[name], f"{where}: {name}")
     try:
         return kind(**given)
     except TypeError as error:
         required = [name for name in known if name not in given]
         raise ArgumentError(f"{where}: {error}; keys that may be missing: {', '.join(required)}") from error
+
+
+def _check_type(item: Any, wanted: Any, where: str) -> None:
+    """Raise where a value from YAML is not what its field holds; lists stand for tuples, and true is no number."""
+    if wanted == dict[str, float]:
+        good = isinstance(item, dict) and all(
+            isinstance(k, str) and type(v) in {int, float} and math.isfinite(v) for k, v in item.items()
+        )
+    elif get_origin(wanted) is UnionType:  # the only unions are "something or None"
+        wanted = get_args(wanted)[0]
+        if item is None:
+            return
+        good = isinstance(item, str if wanted is str else list | tuple)
+        good = good and (wanted is str or all(isinstance(part, str) for part in item))
+    elif wanted in {str, int, bool}:
+        good = type(item) is wanted
+    else:
+        good = True  # dataclasses, built and checked on their own
+    if not good:
+        name = getattr(wanted, "__name__", str(wanted)) if wanted in {str, int, bool} else str(wanted)
+        raise ArgumentError(f"{where}: expected {name}, found {item!r}")
 
 
 def parse_config(value: Any, where: str = "config") -> SystemConfig:

@@ -51,8 +51,8 @@ def read_rows(data: bytes, where: str, columns: Iterable[str]) -> Iterator[dict[
         for row in reader:
             if None in row or None in row.values():
                 raise InputError(
-                    f"{where}, line {reader.line_num}: the row has not the {len(reader.fieldnames or ())} columns of the "
-                    "header; the file may be cut short, fetch it again"
+                    f"{where}, line {reader.line_num}: the row has not the {len(reader.fieldnames or ())} columns of "
+                    "the header; the file may be cut short, fetch it again"
                 )
             yield row
     except (UnicodeDecodeError, csv.Error) as error:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import csv
 import gzip
 import json
-from collections.abc import Iterable, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -103,7 +104,7 @@ class Taxonomy:
         if key in self.index:
             return [self.index[key]]
         wanted = normalise(key).casefold()
-        tests = (
+        tests: tuple[Callable[[int], bool], ...] = (
             lambda i: self.uri[i].rsplit("/", 1)[-1] == key,
             lambda i: self.label[i].casefold() == wanted,
             lambda i: any(alt.casefold() == wanted for alt in self.alt_labels[i]),
@@ -185,7 +186,7 @@ class Taxonomy:
                 language=value["language"],
                 source=value["source"],
             )
-        except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
+        except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError) as error:
             raise InputError(f"{path} is not a readable taxonomy ({error}); build it anew") from error
         if taxonomy.fingerprint != value["fingerprint"]:
             raise InputError(f"{path}: text has fingerprint {taxonomy.fingerprint}, file states {value['fingerprint']}")
@@ -207,22 +208,25 @@ def read_extension(path: Path) -> list[Skill]:
     """
     if not path.is_file():
         raise ResourceError(f"no extension file at {path}")
+    try:
+        return list(_extension_rows(path))
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise InputError(f"{path} is not a UTF-8 CSV ({error}); save it as UTF-8, with commas") from error
+
+
+def _extension_rows(path: Path) -> Iterator[Skill]:
     with path.open(encoding="utf-8-sig", newline="") as stream:
         reader = csv.DictReader(stream)
         missing = {"id", "label", "alt_labels", "description"} - set(reader.fieldnames or ())
         if missing:
             raise InputError(f"{path}: columns missing: {', '.join(sorted(missing))}; found {reader.fieldnames}")
-        rows = []
         for row in reader:
             if not (row["id"] or "").strip():
                 raise InputError(f"{path}, line {reader.line_num}: no id")
             aliases = (row["alt_labels"] or "").replace("|", "\n").splitlines()
-            rows.append(
-                Skill(
-                    uri=row["id"].strip(),
-                    label=(row["label"] or "").strip(),
-                    alt_labels=tuple(alias.strip() for alias in aliases if alias.strip()),
-                    description=(row["description"] or "").strip(),
-                )
+            yield Skill(
+                uri=row["id"].strip(),
+                label=(row["label"] or "").strip(),
+                alt_labels=tuple(alias.strip() for alias in aliases if alias.strip()),
+                description=(row["description"] or "").strip(),
             )
-    return rows
