@@ -1,4 +1,4 @@
-"""A bag of LambdaRank models: several seeds, each standardised within a query, then averaged."""
+"""A bag of boosted rankers: several seeds, each standardised within a query, then averaged."""
 
 from __future__ import annotations
 
@@ -19,9 +19,11 @@ from ranker.core.types import Float32
 # 97 s on two. Training and prediction are held to one thread each.
 THREADS = 1
 
-DEFAULTS: Mapping[str, Any] = {
+LABEL_GAIN = (0, 1, 3, 7, 15)
+LISTWISE = ("lambdarank", "rank_xendcg")
+LAMBDARANK: Mapping[str, Any] = {
     "objective": "lambdarank",
-    "label_gain": [0, 1, 3, 7, 15],
+    "label_gain": list(LABEL_GAIN),
     "lambdarank_truncation_level": 100,
     "learning_rate": 0.05,
     "num_leaves": 15,
@@ -32,6 +34,21 @@ DEFAULTS: Mapping[str, Any] = {
     "lambda_l1": 1.0,
     "lambda_l2": 5.0,
 }
+
+
+# The order by expected gain maximises expected DCG, so a model of the gain (as a share of the greatest) ranks.
+EXPECTED_GAIN: Mapping[str, Any] = {
+    **{key: value for key, value in LAMBDARANK.items() if key not in {"label_gain", "lambdarank_truncation_level"}},
+    "objective": "cross_entropy",
+}
+
+
+def labels(grades: NDArray[np.int8], objective: str) -> NDArray[np.float32]:
+    """Return what an objective learns: the grade itself, or its gain as a share of grade 4's; unjudged counts as 0."""
+    known = np.maximum(grades, 0)
+    if objective in LISTWISE:
+        return known.astype(np.float32)
+    return (np.array(LABEL_GAIN, np.float32) / LABEL_GAIN[-1])[known]
 
 
 class Learner(Protocol):
@@ -153,14 +170,14 @@ def train_bag(
     grades: NDArray[np.int8],
     names: Sequence[str],
     *,
-    params: Mapping[str, Any] = DEFAULTS,
+    params: Sequence[Mapping[str, Any]] = (LAMBDARANK,),
     rounds: int = 300,
     seeds: Sequence[int] = tuple(range(10)),
     weights: Float32 | None = None,
     learner: Learner = _train,
     progress: Callable[[int], None] | None = None,
 ) -> Bag:
-    """Train one LambdaRank model per seed.
+    """Train one ranker per seed.
 
     Parameters
     ----------
@@ -170,8 +187,8 @@ def train_bag(
         0 to 4; -1 (unjudged) is learned as 0.
     names : sequence of str
         One name per feature.
-    params : mapping
-        LightGBM parameters; seed and threads are set here.
+    params : sequence of mapping
+        LightGBM parameters, dealt to the members in turn; seed and threads are set here.
     rounds : int
         Trees per member.
     seeds : sequence of int
@@ -191,19 +208,21 @@ def train_bag(
     n, k, width = values.shape
     if grades.shape != (n, k) or width != len(names):
         raise InputError(f"features {values.shape}, grades {grades.shape} and {len(names)} names do not fit together")
+    fixed = {"num_threads": THREADS, "verbosity": -1, "deterministic": True, "force_row_wise": True}
     data = lightgbm.Dataset(
         np.ascontiguousarray(values.reshape(n * k, width)),
-        label=np.maximum(grades, 0).ravel(),
+        label=labels(grades, "lambdarank").ravel(),
         group=[k] * n,
         weight=None if weights is None else weights.ravel(),
-        feature_name=[name.replace(" ", "_") for name in names],
+        feature_name=[f"f{i}" for i in range(width)],  # the names are the manifest's: LightGBM's allow no signs
         free_raw_data=False,
-        params={"num_threads": THREADS, "verbosity": -1},
-    )
-    fixed = {"num_threads": THREADS, "verbosity": -1, "deterministic": True, "force_row_wise": True}
+        params={**fixed, **{key: value for key, value in params[0].items() if key == "max_bin"}},
+    ).construct()
     members = []
     for done, seed in enumerate(seeds, start=1):
-        members.append(learner({**params, **fixed, "seed": int(seed)}, data, rounds).model_to_string())
+        chosen = params[(done - 1) % len(params)]
+        data.set_label(labels(grades, chosen["objective"]).ravel())
+        members.append(learner({**chosen, **fixed, "seed": int(seed)}, data, rounds).model_to_string())
         if progress is not None:
             progress(done)
     return Bag(tuple(names), tuple(members))

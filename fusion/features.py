@@ -7,7 +7,6 @@ that query's arrays alone, so neither the batch nor its order can change it.
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
+from fusion.padded import Padded
 from fusion.prior import SkillPrior
 from ranker.core.artifacts import cache_dir, write_json
 from ranker.core.errors import ArgumentError, InputError
@@ -139,11 +139,9 @@ class Statics:
         Which stems any phrase of a skill holds.
     lengths : dict of str to float32[n_skills]
         Words of the label, number of alt labels, words of the description.
-    groups : csr_matrix[n_skills, n_groups]
-        Membership at every level of the group codes, each row summing to 1 within a level.
-    levels : tuple of csr_matrix
-        The same by level, coarse to fine.
-    graph : csr_matrix[n_skills, n_skills] or None
+    levels : tuple of Padded[n_skills, n_groups]
+        Membership in the skill groups, coarse to fine; a row sums to 1, or is empty.
+    graph : Padded[n_skills, n_skills] or None
         Row-normalised similarity graph without the diagonal.
     """
 
@@ -155,14 +153,14 @@ class Statics:
     owner: NDArray[np.int64]
     words: sparse.csc_matrix
     lengths: dict[str, Float32]
-    levels: tuple[sparse.csr_matrix, ...]
-    graph: sparse.csr_matrix | None = None
+    levels: tuple[Padded, ...]
+    graph: Padded | None = None
 
     def __len__(self) -> int:
         return len(self.owner) - 1
 
 
-def group_levels(taxonomy: Taxonomy) -> tuple[sparse.csr_matrix, ...]:
+def group_levels(taxonomy: Taxonomy) -> tuple[Padded, ...]:
     """Return group membership at three levels ("S4", "S4.5", "S4.5.0"; "K06", "K061", "K0613"), rows summing to 1.
 
     A skill without groups has an empty row.
@@ -179,8 +177,7 @@ def group_levels(taxonomy: Taxonomy) -> tuple[sparse.csr_matrix, ...]:
             (np.ones(len(rows), np.float32), (rows, [names[code] for code in codes])),
             shape=(len(taxonomy), max(len(names), 1)),
         )
-        total = np.maximum(np.asarray(matrix.sum(axis=1)).ravel(), 1)
-        levels.append(sparse.csr_matrix(sparse.diags(1 / total) @ matrix, dtype=np.float32))
+        levels.append(Padded.from_sparse(matrix).normalised())
     return tuple(levels)
 
 
@@ -190,20 +187,20 @@ def _ancestor(code: str, depth: int) -> str:
     return code[: 3 + depth] if code.startswith("K") else code
 
 
-def build_statics(taxonomy: Taxonomy, graph: sparse.csr_matrix | None = None) -> Statics:
+def build_statics(taxonomy: Taxonomy, graph: Padded | None = None) -> Statics:
     """Index labels, alt labels and groups of a taxonomy for the features.
 
     Parameters
     ----------
     taxonomy : Taxonomy
         The skills; rows as in every lane.
-    graph : csr_matrix[n_skills, n_skills], optional
-        Similarity graph; rows are normalised here. Without it there are no neighbour features.
+    graph : Padded[n_skills, n_skills], optional
+        Row-normalised similarity graph. Without it there are no neighbour features.
     """
     return _assemble(taxonomy, _phrase_words(taxonomy), graph)
 
 
-def load_statics(taxonomy: Taxonomy, graph: sparse.csr_matrix | None = None) -> Statics:
+def load_statics(taxonomy: Taxonomy, graph: Padded | None = None) -> Statics:
     """Return `build_statics`, its slow part (splitting some 100,000 names into words) taken from the cache."""
     path = cache_dir() / f"phrases-{taxonomy.fingerprint}.json"
     phrases: list[list[str]] | None = None
@@ -224,7 +221,7 @@ def _phrase_words(taxonomy: Taxonomy) -> list[list[str]]:
     return [tokens(normalise(name)) for label, others in names for name in (label, *others)]
 
 
-def _assemble(taxonomy: Taxonomy, phrases: list[list[str]], graph: sparse.csr_matrix | None) -> Statics:
+def _assemble(taxonomy: Taxonomy, phrases: list[list[str]], graph: Padded | None) -> Statics:
     aliases: dict[str, dict[int, bool]] = {}
     start = np.cumsum([0, *(1 + len(names) for names in taxonomy.alt_labels)], dtype=np.int64)
     first = set(start.tolist())
@@ -256,9 +253,6 @@ def _assemble(taxonomy: Taxonomy, phrases: list[list[str]], graph: sparse.csr_ma
     words = sparse.csc_matrix(
         (np.ones(len(owned), np.float32), (owned // kinds, owned % kinds)), shape=(len(taxonomy), kinds)
     )
-    if graph is not None:
-        degree = np.maximum(np.asarray(graph.sum(axis=1)).ravel(), 1e-12)
-        graph = sparse.csr_matrix(sparse.diags(1 / degree) @ graph, dtype=np.float32)
     return Statics(
         fingerprint=taxonomy.fingerprint,
         aliases={name: tuple(known.items()) for name, known in aliases.items()},
@@ -283,11 +277,11 @@ class _Query:
 
     text: str
     pool: NDArray[np.int64]
-    base: Float32
-    lanes: dict[str, Float32]
+    lanes: tuple[str, ...]
     columns: dict[str, Float32]
     z: Float32
     rank: Float32
+    base: Float32
     base_z: Float32
     statics: Statics
     evidence: dict[int, str]
@@ -297,12 +291,13 @@ Columns = list[tuple[str, Float32]]
 
 
 def standardise(values: Float32, at: Float32) -> Float32:
-    """Return (at - mean) / standard deviation of `values`; zeros where the deviation is zero."""
-    mean = np.float32(values.mean(dtype=np.float64))
-    deviation = math.sqrt(max(float(np.square(values - mean).mean(dtype=np.float64)), 0.0))
-    if deviation < 1e-9:
-        return np.zeros(len(at), np.float32)
-    return ((at - mean) / np.float32(deviation)).astype(np.float32)
+    """Return (at - mean) / standard deviation of `values`, along the last axis; zeros where the deviation is zero."""
+    exact = values.astype(np.float64)
+    mean = exact.mean(axis=-1, keepdims=True)
+    exact -= mean
+    deviation = np.sqrt(np.einsum("...i,...i->...", exact, exact)[..., None] / values.shape[-1])
+    # A constant row leaves only rounding noise, which must not be blown up into a signal.
+    return ((at - mean) / np.where(deviation > 1e-9, deviation, np.inf)).astype(np.float32)
 
 
 def count_above(values: Float32, at: Float32) -> Float32:
@@ -371,16 +366,17 @@ def build_features(
 
 def _prepare(inputs: PoolInputs, i: int, statics: Statics) -> _Query:
     pool = inputs.pool[i].astype(np.int64)
-    lanes = {name: np.ascontiguousarray(lane[i], dtype=np.float32) for name, lane in inputs.lanes.items()}
+    lanes = np.stack([lane[i] for lane in inputs.lanes.values()]).astype(np.float32, copy=False)
     base = np.ascontiguousarray(inputs.base[i], dtype=np.float32)
+    at = np.ascontiguousarray(lanes[:, pool])
     return _Query(
         text=inputs.queries[i],
         pool=pool,
-        base=base,
-        lanes=lanes,
+        lanes=tuple(inputs.lanes),
         columns={name: column[i] for name, column in inputs.columns.items()},
-        z=np.stack([standardise(lane, lane[pool]) for lane in lanes.values()]),
-        rank=np.stack([count_above(lane, lane[pool]) for lane in lanes.values()]),
+        z=standardise(lanes, at),
+        rank=np.stack([count_above(lane, here) for lane, here in zip(lanes, at, strict=True)]),
+        base=standardise(base, base),
         base_z=standardise(base, base[pool]),
         statics=statics,
         evidence={},
@@ -445,7 +441,7 @@ def _disagreement(query: _Query) -> Columns:
 
 def _lengths(query: _Query) -> Columns:
     words = len(query.text.split())
-    made = [("query.words", np.full(len(query.pool), words, np.float32))]
+    made = [("length.query", np.full(len(query.pool), words, np.float32))]
     return made + [(f"skill.{name}", values[query.pool]) for name, values in query.statics.lengths.items()]
 
 
@@ -459,32 +455,34 @@ def _evidence(query: _Query) -> Columns:
         for end in range(start + 1, min(start + LONGEST_ALIAS, len(text)) + 1):
             for row, preferred in statics.aliases.get(" ".join(text[start:end]), ()):
                 hits.setdefault(row, []).append((start, end, preferred))
-    k = len(query.pool)
-    hit = np.zeros((6, k), np.float32)
-    covered = np.zeros(len(text) + 1, np.int64)
+    hit = np.zeros((len(HITS), len(query.pool)), np.float32)
+    covered = np.zeros(len(text), np.int64)
     for spans in hits.values():
         for start, end, _ in spans:
             covered[start:end] = np.maximum(covered[start:end], end - start)
-    for place, row in enumerate(query.pool.tolist()):
-        if row not in hits:
+    place = np.full(len(statics), -1)
+    place[query.pool] = np.arange(len(query.pool))
+    for row, spans in hits.items():
+        if place[row] < 0:
             continue
-        spans = hits[row]
         start, end, _ = max(spans, key=lambda span: (span[1] - span[0], -span[0]))
         query.evidence[row] = " ".join(text[start:end])
-        maximal = max(end - start >= covered[start:end].max() for start, end, _ in spans)
+        maximal = any(end - start >= covered[start:end].max() for start, end, _ in spans)
         share = len({i for start, end, _ in spans for i in range(start, end)}) / n
         exact = end - start == len(text)
-        hit[:, place] = len(spans), end - start, share, any(span[2] for span in spans), maximal, exact
-    made = [(f"hit.{name}", values) for name, values in zip(HITS, hit, strict=True)]
+        hit[:, place[row]] = len(spans), end - start, share, any(span[2] for span in spans), maximal, exact
     stems = sorted({statics.vocabulary[s] for s in map(stem, text) if s in statics.vocabulary})
     phrase = _gather(statics.phrases, stems, None)
     asked = _gather(statics.words, stems, statics.weight)
     total = max(float(statics.weight[stems].sum()), 1e-9)
-    best = np.maximum.reduceat(phrase, statics.owner[:-1])
+    # The names of the pool's skills, one after the other: a maximum over all 100,000 would take milliseconds.
+    first, stop = statics.owner[query.pool], statics.owner[query.pool + 1]
+    begin = np.cumsum(stop - first) - (stop - first)
+    names = np.repeat(first - begin, stop - first) + np.arange(int((stop - first).sum()))
     return [
-        *made,
-        ("words.label", phrase[statics.owner[query.pool]]),
-        ("words.alias", best[query.pool]),
+        *((f"hit.{name}", values) for name, values in zip(HITS, hit, strict=True)),
+        ("words.label", phrase[first]),
+        ("words.alias", np.maximum.reduceat(phrase[names], begin)),
         ("words.query", asked[query.pool] / np.float32(total)),
     ]
 
@@ -527,14 +525,13 @@ def feedback_groups(score: Float32, pool: NDArray[np.int64], statics: Statics, *
     total = float(weight.sum())
     made: Columns = []
     for level, membership in enumerate(statics.levels):
-        part = membership[pool]
-        histogram = weight @ part
-        size = np.asarray(part.sum(axis=0)).ravel() + 1
-        itself = weight * np.asarray(part.multiply(part).sum(axis=1)).ravel()
-        share = (part @ histogram - itself) / np.maximum(total - weight, 1e-9)
-        expected = part @ (size / len(pool))
+        part = membership.rows(pool)
+        histogram = part.spread(weight)
+        size = part.spread(np.ones(len(pool), np.float32)) + 1
+        share = (part.dot(histogram) - weight * part.squares()) / np.maximum(total - weight, 1e-9)
+        chance = part.dot(size) / len(pool)
         made += [(f"group.{level}.share", share.astype(np.float32)),
-                 (f"group.{level}.lift", (share / np.maximum(expected, 1e-3)).astype(np.float32))]
+                 (f"group.{level}.lift", (share / np.maximum(chance, 1e-3)).astype(np.float32))]
     return made
 
 
@@ -543,15 +540,14 @@ def _neighbours(query: _Query) -> Columns:
     graph = query.statics.graph
     if graph is None:
         return []
-    part = graph[query.pool]
-    scores = standardise(query.base, query.base)
-    near = part @ scores
-    in_top = np.zeros(len(scores), np.float32)
+    part = graph.rows(query.pool)
+    near = part.dot(query.base)
+    in_top = np.zeros(len(query.base), np.float32)
     in_top[query.pool[:100]] = 1
     return [
-        ("neighbour.z", near.astype(np.float32)),
-        ("neighbour.above", (near - query.base_z).astype(np.float32)),
-        ("neighbour.top", (part @ in_top).astype(np.float32)),
+        ("neighbour.z", near),
+        ("neighbour.above", near - query.base_z),
+        ("neighbour.top", part.dot(in_top)),
     ]
 
 

@@ -5,19 +5,23 @@ from __future__ import annotations
 import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import sparse
 
+from fusion.padded import Padded
 from ranker.core.artifacts import atomic_path
 from ranker.core.errors import InputError, ResourceError
 from ranker.core.types import Float32
 
 SMOOTHING = {"relevant": (1.0, 4.0), "high": (0.5, 8.0), "gain": (1.0, 4.0)}
 """Pseudo-counts: (successes, trials) added before dividing."""
+
+NEIGHBOUR_MASS = 10
+"""How many skills the neighbourhood, whose weights sum to 1, counts for beside the pseudo-counts."""
 
 
 def outcomes(grades: NDArray[np.int8]) -> Float32:
@@ -35,23 +39,23 @@ class SkillPrior:
     ----------
     counts : float32[n_skills, 4]
         Judged, grade >= 2, grade >= 3 and gain / 15, summed over the pools of the training queries.
-    levels : tuple of csr_matrix[n_skills, n_groups]
+    levels : tuple of Padded[n_skills, n_groups]
         Group membership, coarse to fine; carries the counts to skills that no training query saw.
-    graph : csr_matrix[n_skills, n_skills] or None
+    graph : Padded[n_skills, n_skills] or None
         Row-normalised similarity graph; carries them to neighbours.
     """
 
     counts: Float32
-    levels: tuple[sparse.csr_matrix, ...]
-    graph: sparse.csr_matrix | None = None
+    levels: tuple[Padded, ...]
+    graph: Padded | None = None
 
     @classmethod
     def fit(
         cls,
         pool: NDArray[np.integer],
         grades: NDArray[np.int8],
-        levels: Sequence[sparse.csr_matrix],
-        graph: sparse.csr_matrix | None = None,
+        levels: Sequence[Padded],
+        graph: Padded | None = None,
     ) -> SkillPrior:
         """Count over the pools of training queries.
 
@@ -64,7 +68,7 @@ class SkillPrior:
         levels, graph
             As in the attributes; they fix the number of skills.
         """
-        n = levels[0].shape[0]
+        n = len(levels[0])
         made = outcomes(grades).reshape(-1, 4)
         rows = pool.ravel()
         counts = np.stack([np.bincount(rows, weights=made[:, i], minlength=n) for i in range(4)], axis=1)
@@ -85,35 +89,39 @@ class SkillPrior:
         list of (str, float32[k])
             Per skill, group level and neighbourhood: smoothed rates of grade >= 2, grade >= 3 and gain, and log count.
         """
-        counts = self.counts
-        if own is not None:
-            counts = counts.copy()
-            counts[pool] -= outcomes(own)
-            np.maximum(counts, 0, out=counts)
+        if own is None:
+            return [(name, values[pool]) for name, values in self._everywhere]
+        counts = self.counts.copy()
+        counts[pool] = np.maximum(counts[pool] - outcomes(own), 0)
+        return self._at(counts, pool)
+
+    @cached_property
+    def _everywhere(self) -> list[tuple[str, Float32]]:
+        """The features of every skill, where nothing has to be left out."""
+        return self._at(self.counts, np.arange(len(self.counts)))
+
+    def _at(self, counts: Float32, pool: NDArray[np.integer]) -> list[tuple[str, Float32]]:
         made = _rates("skill", counts[pool])
         for level, membership in enumerate(self.levels):
-            totals = membership.T @ counts
-            part = membership[pool]
-            made += _rates(f"group{level}", part @ totals - _squares(part)[:, None] * counts[pool])
+            part = membership.rows(pool)
+            # What the skill itself gave to its groups is already in its own rate.
+            others = part.dot(membership.spread(counts)) - part.squares()[:, None] * counts[pool]
+            made += _rates(f"group{level}", others)
         if self.graph is not None:
-            made += _rates("near", self.graph[pool] @ counts * np.float32(10))
+            made += _rates("near", self.graph.rows(pool).dot(counts) * np.float32(NEIGHBOUR_MASS))
         return made
 
     def save(self, path: Path) -> None:
         """Write counts and graph as npz; groups come from the taxonomy. The same prior gives the same bytes."""
         arrays: dict[str, NDArray[Any]] = {"counts": self.counts}
         if self.graph is not None:
-            arrays |= {
-                "graph_data": self.graph.data.astype(np.float16),
-                "graph_indices": self.graph.indices.astype(np.int32),
-                "graph_indptr": self.graph.indptr.astype(np.int32),
-            }
+            arrays |= {"graph_index": self.graph.index, "graph_weight": self.graph.weight.astype(np.float16)}
         with atomic_path(path) as temporary, temporary.open("wb") as stream:
             np.savez_compressed(stream, **arrays)
 
     @classmethod
     def load(
-        cls, path: Path, levels: Sequence[sparse.csr_matrix], graph: sparse.csr_matrix | None = None
+        cls, path: Path, levels: Sequence[Padded], graph: Padded | None = None
     ) -> SkillPrior:
         """Read the counts that `save` wrote.
 
@@ -125,20 +133,21 @@ class SkillPrior:
             If it is damaged or counts another number of skills.
         """
         counts = _arrays(path).get("counts")
-        if counts is None or counts.shape != (levels[0].shape[0], 4):
+        if counts is None or counts.shape != (len(levels[0]), 4):
             found = None if counts is None else counts.shape
-            raise InputError(f"{path} holds counts of shape {found}, expected {(levels[0].shape[0], 4)}; train it anew")
+            raise InputError(f"{path} holds counts of shape {found}, expected {(len(levels[0]), 4)}; train it anew")
         return cls(counts.astype(np.float32), tuple(levels), graph)
 
     @staticmethod
-    def read_graph(path: Path) -> sparse.csr_matrix | None:
+    def read_graph(path: Path) -> Padded | None:
         """Return the similarity graph stored with a prior, None where there is none."""
         arrays = _arrays(path)
-        if "graph_data" not in arrays:
+        if "graph_index" not in arrays:
             return None
-        n = len(arrays["counts"])
-        parts = (arrays["graph_data"].astype(np.float32), arrays["graph_indices"], arrays["graph_indptr"])
-        return sparse.csr_matrix(parts, shape=(n, n))
+        index, weight = arrays["graph_index"], arrays["graph_weight"].astype(np.float32)
+        if index.shape != weight.shape or index.max(initial=0) >= len(index):
+            raise InputError(f"{path} holds a similarity graph that does not fit; train it anew")
+        return Padded(index, weight, len(index)).normalised()
 
 
 def _arrays(path: Path) -> dict[str, NDArray[Any]]:
@@ -149,10 +158,6 @@ def _arrays(path: Path) -> dict[str, NDArray[Any]]:
             return dict(stored)
     except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
         raise InputError(f"{path} is damaged ({error}); train it anew") from error
-
-
-def _squares(part: sparse.csr_matrix) -> Float32:
-    return np.asarray(part.multiply(part).sum(axis=1), dtype=np.float32).ravel()
 
 
 def _rates(name: str, counts: Float32) -> list[tuple[str, Float32]]:

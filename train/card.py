@@ -1,0 +1,68 @@
+"""The model card that is written beside a trained bag."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def fusion_card(name: str, about: Mapping[str, Any], report: Mapping[str, Any]) -> str:
+    """Return the card as Markdown: what it is, what it was trained on, its figures, its limits."""
+    cv, left_out = report["cv"], report["task_left_out"]
+    left = left_out["tasks"]
+    tasks = "\n".join(f"| {task} | {value:.4f} | {left[task]:.4f} |" for task, value in cv["tasks"].items())
+    calibration = "\n".join(
+        f"| {grade} | {entry['kind']} | {entry['expected_calibration_error'][entry['kind']]:.4f} |"
+        for grade, entry in report["calibration"].items()
+    )
+    thresholds = "\n".join(
+        f"| {row['min_probability']} | {row['precision']:.3f} | {row['recall']:.3f} | {row['skills_per_query']:.1f} |"
+        for row in report["calibration"]["2"]["thresholds"]
+    )
+    features = ", ".join(f"{feature} {share:.1%}" for feature, share in list(report["importance"].items())[:10])
+    libraries = ", ".join(f"{library} {number}" for library, number in about["libraries"].items())
+    return f"""# Fusion of the system `{name}`
+
+A bag of gradient-boosted rankers over the features of `docs/fusion.md`. It orders the pool of a text and gives each
+skill the probability of being recommendable (grade 2 and above) and correct (grade 3 and above).
+
+## Use
+
+Ranking ESCO skills for English sentences about work. Not for deciding about people: a missing skill says nothing about
+a person, and a probability is an average over texts like those below.
+
+## Training
+
+{about["queries"]} queries (data fingerprint `{about["data"]}`), {about["rounds"]} trees per member. It holds counts per
+skill and the trees, no texts and no single grade. Made with {libraries}.
+
+## Figures
+
+Macro nDCG@100, folds by query: {cv["macro"]:.4f} ± {cv["deviation"]:.4f} over repetitions.
+Each task left out of training as a whole: {left_out["macro"]:.4f}.
+Of the 100 slots, {cv["nonsense"]:.1f} hold a skill of another domain or an unjudged one.
+
+| task | cross-validated | task left out |
+|---|---|---|
+{tasks}
+
+Probabilities (expected calibration error, fitted and read in different folds):
+
+| grade at least | map | error |
+|---|---|---|
+{calibration}
+
+Cut at a probability of grade >= 2:
+
+| at least | precision | recall | skills per text |
+|---|---|---|---|
+{thresholds}
+
+Ten strongest features by gain: {features}.
+
+## Limits
+
+The prior counts how often a skill was relevant among the training queries: skills they never met fall back to their
+group and neighbours, and a text from a sector they did not touch gains less than these figures say. The task-left-out
+column is the one to plan with. Grades come from a language model's judgement, skills without a grade count as grade 0.
+"""

@@ -1,0 +1,270 @@
+"""Cross-validation of a fusion: folds by query, a prior counted inside each fold, out-of-fold scores."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fusion.bag import EXPECTED_GAIN, Bag, train_bag
+from fusion.features import GROUPS, FeatureTable, PoolInputs, Statics, build_features
+from fusion.prior import SkillPrior
+from ranker.core import metrics
+from ranker.core.artifacts import cached_array
+from ranker.core.errors import ArgumentError
+from ranker.core.types import Float32
+
+Int8 = NDArray[np.int8]
+Rows = NDArray[np.intp]
+HELPER_TASK = ""
+"""Task name of queries that only ever train; they are in no fold and in no figure."""
+
+
+@dataclass(frozen=True)
+class GradedPool:
+    """Queries with lane scores, pool and grades.
+
+    Attributes
+    ----------
+    inputs : PoolInputs
+        As the pipeline makes them (out-of-fold scores where a lane or column was trained on the grades).
+    grades : int8[n_queries, k]
+        At the pool's positions, -1 where unjudged.
+    ideal : int8[n_queries, most judged]
+        Every judged grade of the query, descending, zero-filled.
+    tasks : tuple of str
+        Task of each query, for balance and for the mean; `HELPER_TASK` for those that only train.
+    query_ids : tuple of str
+        In the same order.
+    fingerprint : str
+        Of the queries, grades and scores.
+    """
+
+    inputs: PoolInputs
+    grades: Int8
+    ideal: Int8
+    tasks: tuple[str, ...]
+    query_ids: tuple[str, ...]
+    fingerprint: str
+
+    @property
+    def judged_tasks(self) -> tuple[str, ...]:
+        """Names of the tasks that figures are made of."""
+        return tuple(sorted(set(self.tasks) - {HELPER_TASK}))
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How one fusion is made.
+
+    Attributes
+    ----------
+    groups : tuple of str
+        Feature groups.
+    params : tuple of mapping
+        LightGBM parameters, dealt to the members in turn.
+    rounds : int
+        Trees per member.
+    members : int
+        Size of the bag.
+    helper_weight : float
+        Weight of the rows of queries that only train.
+    shuffled_prior : bool
+        Control: the prior counts grades that were shuffled within each pool.
+    """
+
+    groups: tuple[str, ...] = GROUPS
+    params: tuple[Mapping[str, Any], ...] = (EXPECTED_GAIN,)
+    rounds: int = 300
+    members: int = 4
+    helper_weight: float = 1.0
+    shuffled_prior: bool = False
+
+    def seeds(self, start: int) -> list[int]:
+        """Return the seeds of the members."""
+        return [1000 * start + i for i in range(self.members)]
+
+
+def static_table(pool: GradedPool, statics: Statics, note: Callable[[str], None] | None = None) -> FeatureTable:
+    """Return every feature that does not depend on training labels, float32[n_queries, k, n_features], cached."""
+    groups = tuple(group for group in GROUPS if group != "prior")
+    key = {"data": pool.fingerprint, "statics": statics.fingerprint, "groups": groups, "graph": _graph_key(statics)}
+    names = build_features(pool.inputs.rows(np.arange(min(1, len(pool.tasks)))), statics, None, groups).names
+
+    def compute() -> Float32:
+        if note is not None:
+            note(f"features of {len(pool.tasks)} queries")
+        return build_features(pool.inputs, statics, None, groups).values
+
+    return FeatureTable(names, cached_array("features", {**key, "names": names}, compute))
+
+
+def _graph_key(statics: Statics) -> str:
+    if statics.graph is None:
+        return ""
+    return hashlib.sha256(statics.graph.index.tobytes() + statics.graph.weight.tobytes()).hexdigest()[:16]
+
+
+def group_of(name: str) -> str:
+    """Return the feature group that a feature's name belongs to."""
+    head = name.split(".")[0]
+    return _GROUP_OF_HEAD[f"{head}.{name.split('.')[1]}" if head in {"rank", "base"} else head]
+
+
+_GROUP_OF_HEAD = {
+    "lane": "lanes", "column": "columns", "agree": "aggregates", "z": "aggregates", "base.z": "aggregates",
+    "base.log_rank": "aggregates", "rank.reciprocal": "aggregates", "rank.best": "aggregates",
+    "rank.deviation": "disagreement", "rank.range": "disagreement", "base.below_top": "disagreement",
+    "query": "disagreement", "skill": "lengths", "length": "lengths", "hit": "evidence", "words": "evidence",
+    "group": "groups", "neighbour": "neighbours", "prior": "prior",
+}  # fmt: skip
+
+
+def design(
+    pool: GradedPool, static: FeatureTable, statics: Statics, recipe: Recipe, train: Rows, *, seed: int = 0
+) -> tuple[FeatureTable, SkillPrior | None]:
+    """Return the recipe's features for every query, the prior counted over `train` alone and leave-one-out on it.
+
+    Parameters
+    ----------
+    pool, static, statics : GradedPool, FeatureTable, Statics
+        The data, and its features without prior.
+    recipe : Recipe
+        Which groups.
+    train : intp[n]
+        Rows of the training queries.
+    seed : int
+        Of the shuffle in the control.
+
+    Returns
+    -------
+    FeatureTable, SkillPrior or None
+    """
+    names = [name for name in static.names if group_of(name) in recipe.groups]
+    values = static.select(names)
+    if "prior" not in recipe.groups:
+        return FeatureTable(tuple(names), values), None
+    grades = pool.grades
+    if recipe.shuffled_prior:
+        grades = np.random.default_rng(seed).permuted(grades, axis=1)
+    prior = SkillPrior.fit(pool.inputs.pool[train], grades[train], statics.levels, statics.graph)
+    inside = np.zeros(len(grades), dtype=bool)
+    inside[train] = True
+    made = [
+        prior.columns(pool.inputs.pool[i].astype(np.int64), grades[i] if inside[i] else None)
+        for i in range(len(grades))
+    ]
+    names += [name for name, _ in made[0]]
+    columns = np.stack([np.stack([column for _, column in query], axis=1) for query in made])
+    return FeatureTable(tuple(names), np.concatenate([values, columns], axis=2)), prior
+
+
+def fit(
+    pool: GradedPool, table: FeatureTable, recipe: Recipe, train: Rows, *, seed: int = 0,
+    progress: Callable[[int], None] | None = None,
+) -> Bag:
+    """Train the recipe's bag on some queries."""
+    weights = None
+    helper = np.array([pool.tasks[i] == HELPER_TASK for i in train])
+    if helper.any() and recipe.helper_weight != 1:
+        weights = np.where(helper[:, None], recipe.helper_weight, 1).astype(np.float32)
+        weights = np.broadcast_to(weights, (len(train), pool.grades.shape[1]))
+    return train_bag(
+        table.values[train], pool.grades[train], table.names, params=recipe.params, rounds=recipe.rounds,
+        seeds=recipe.seeds(seed), weights=weights, progress=progress,
+    )
+
+
+def cross_validate(
+    pool: GradedPool,
+    static: FeatureTable,
+    statics: Statics,
+    recipe: Recipe,
+    folds: Rows,
+    *,
+    seed: int = 0,
+    workers: int = 2,
+) -> Float32:
+    """Return out-of-fold fused scores; each fold's come from a bag and a prior that saw no label of the fold.
+
+    Parameters
+    ----------
+    pool, static, statics, recipe
+        As for `design`.
+    folds : intp[n_queries]
+        Fold of each query, -1 for those that only train.
+    seed : int
+        Of the members.
+    workers : int
+        Folds trained at the same time, one thread each.
+
+    Returns
+    -------
+    float32[n_queries, k]
+        Cached by everything it depends on; NaN for queries in no fold.
+    """
+    if set(np.unique(folds)) <= {-1, 0}:
+        raise ArgumentError("cross-validation needs at least two folds")
+
+    def one(fold: int) -> tuple[Rows, Float32]:
+        train, held = np.flatnonzero(folds != fold), np.flatnonzero(folds == fold)
+        table, _ = design(pool, static, statics, recipe, train, seed=seed)
+        return held, fit(pool, table, recipe, train, seed=seed).score(table.values[held])
+
+    def compute() -> Float32:
+        scores = np.full(pool.grades.shape, np.nan, np.float32)
+        with ThreadPoolExecutor(workers) as executor:
+            for held, part in executor.map(one, [int(f) for f in np.unique(folds) if f >= 0]):
+                scores[held] = part
+        return scores
+
+    key = {
+        "data": pool.fingerprint, "names": static.names, "graph": _graph_key(statics), "folds": folds.tolist(),
+        "seed": seed, "recipe": {**vars(recipe), "params": [dict(params) for params in recipe.params]}, "format": 1,
+    }
+    return cached_array("fusion-cv", key, compute)
+
+
+def evaluate(pool: GradedPool, scores: Float32) -> dict[str, Any]:
+    """Return macro nDCG@100, nDCG@100 per task and the mean composition of the window.
+
+    Parameters
+    ----------
+    scores : float32[n_queries, k]
+        At the pool's positions; queries that only train are left out.
+
+    Returns
+    -------
+    dict
+        {"macro", "tasks": {name: value}, "composition": {"0".."4", "holes": slots}, "nonsense": grade 0 + holes}.
+    """
+    scores = np.where(np.isfinite(scores), scores, -np.inf)
+    by_row = np.argsort(pool.inputs.pool, axis=1, kind="stable")
+    order = np.argsort(-np.take_along_axis(scores, by_row, axis=1), axis=1, kind="stable")[:, : metrics.WINDOW]
+    grades = np.take_along_axis(np.take_along_axis(pool.grades, by_row, axis=1), order, axis=1)
+    value = metrics.ndcg(grades, pool.ideal, k=metrics.WINDOW)
+    tasks = np.array(pool.tasks)
+    per_task = {task: metrics.mean(value[tasks == task]) for task in pool.judged_tasks}
+    slots = metrics.composition(grades)[tasks != HELPER_TASK].mean(axis=0)
+    composition = dict(zip(metrics.SLOTS, map(float, slots), strict=True))
+    return {
+        "macro": float(np.mean(list(per_task.values()))),
+        "tasks": per_task,
+        "composition": composition,
+        "nonsense": composition["0"] + composition["holes"],
+    }
+
+
+def without(recipe: Recipe, *groups: str) -> Recipe:
+    """Return the recipe without some feature groups."""
+    return replace(recipe, groups=tuple(group for group in recipe.groups if group not in groups))
+
+
+def spread(values: Sequence[float]) -> tuple[float, float]:
+    """Return mean and standard deviation (n - 1) over repetitions; 0 for a single one."""
+    return float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
