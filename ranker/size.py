@@ -1,0 +1,185 @@
+"""How large a system is, beside the published systems of the field: `python -m ranker.size`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ranker.core.artifacts import atomic_path
+from ranker.core.cli import emit, parser, run, say, table
+from ranker.core.config import SystemConfig, load_config
+from ranker.core.errors import ArgumentError, missing_extra
+
+BUDGET = 109_500_000  # parameters of the two trained baselines, CurriculumMatch and ConTeXT-match
+
+
+class System(NamedTuple):
+    """A system and its nDCG@100, macro over the challenge's test tasks; `size` in billions of parameters."""
+
+    name: str
+    size: float
+    score: float
+    at_least: bool = False  # part of its size is not known
+
+
+FIELD = (
+    System("thylinao", 13.9, 0.8458),
+    System("qihang-wang", 35.8, 0.8323),
+    System("yeyang", 45.6, 0.8224),
+    System("aiden-lee", 243.7, 0.8191),
+    System("elara96", 53.7, 0.8182),
+    System("carolzz", 52.2, 0.8132),
+    System("mingc", 9.2, 0.8116),
+    System("pjmathematician", 11.6, 0.8109, at_least=True),
+    System("leonshangguan", 4.6, 0.7821, at_least=True),
+    System("ccmike", 8.4, 0.7746),
+    System("zhangguochang", 18.3, 0.6342),
+    System("CurriculumMatch", 0.109, 0.6292),
+    System("ConTeXT-match", 0.109, 0.6075),
+    System("BM25", 0.0, 0.2250),
+)
+
+
+def backbones(config: SystemConfig) -> dict[str, int]:
+    """Return the parameters of each distinct neural model a system runs, without indexing a taxonomy."""
+    from lanes.registry import build_lanes
+    from rerankers.registry import build_columns
+
+    found: dict[str, int] = {}
+    for lane in build_lanes(config.lanes).values():
+        found.update(lane.backbones())
+    for column in build_columns(config.columns).values():
+        found.update(column.backbones())
+    return found
+
+
+def report(name: str, models: Mapping[str, int], score: float | None = None) -> dict[str, Any]:
+    """Return sizes and the field's table as plain values.
+
+    Parameters
+    ----------
+    name : str
+        The system's name.
+    models : mapping of str to int
+        Parameters of each distinct backbone.
+    score : float, optional
+        The system's nDCG@100 on the challenge's test tasks; gives it a line in the table.
+
+    Returns
+    -------
+    dict
+        config, backbones, total_parameters, ratio (to `BUDGET`), field (best first; parameters in billions).
+
+    Raises
+    ------
+    ArgumentError
+        If the score is not between 0 and 1.
+    """
+    if score is not None and not 0 <= score <= 1:
+        raise ArgumentError(f"--score {score} is not between 0 and 1")
+    total = sum(models.values())
+    systems = [*FIELD, *([] if score is None else [System(name, total / 1e9, score)])]
+    systems.sort(key=lambda system: (-system.score, system.name))
+    return {
+        "config": name,
+        "backbones": dict(models),
+        "total_parameters": total,
+        "ratio": total / BUDGET,
+        "score": score,
+        "field": [system._asdict() for system in systems],
+    }
+
+
+def render(found: Mapping[str, Any]) -> str:
+    """Return a report as two tables."""
+    rows = [(identity, f"{count:,}") for identity, count in found["backbones"].items()] or [("none", "0")]
+    total = f"{found['config']}: {found['total_parameters']:,} parameters, {found['ratio']:.3f} of {BUDGET:,}"
+    systems = [
+        (
+            system["name"],
+            f"{system['size']:.3f}{'+' if system['at_least'] else ''}",
+            system["score"],
+            "<- this system" if system["name"] == found["config"] else "",
+        )
+        for system in found["field"]
+    ]
+    return "\n\n".join(
+        [
+            table(rows, ("backbone", "parameters")),
+            total,
+            table(systems, ("system", "B parameters", "nDCG@100", "")),
+        ]
+    )
+
+
+def plot(found: Mapping[str, Any], target: Path) -> None:
+    """Draw size against score as a PNG or whatever else the file's ending says.
+
+    Raises
+    ------
+    PrerequisiteError
+        If matplotlib is not installed.
+    ArgumentError
+        If the ending is none that matplotlib writes.
+    ResourceError
+        If the file cannot be written.
+    """
+    try:
+        import matplotlib as mpl
+    except ImportError as error:
+        raise missing_extra("matplotlib", "train") from error
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(8, 5), layout="constrained")
+    endings = figure.canvas.get_supported_filetypes()
+    if target.suffix.lstrip(".") not in endings:
+        raise ArgumentError(f"--plot {target}: unknown ending; allowed: {', '.join(sorted(endings))}")
+    for system in found["field"]:
+        ours = system["name"] == found["config"]
+        # A system without parameters has no place on a logarithmic axis; it is drawn at its left end.
+        at = max(system["size"], 0.005)
+        axes.scatter(at, system["score"], color="tab:red" if ours else "tab:blue", zorder=3)
+        axes.annotate(
+            f"{system['name']}{'+' if system['at_least'] else ''}",
+            (at, system["score"]),
+            xytext=(5, 4),
+            textcoords="offset points",
+            fontsize=8,
+            fontweight="bold" if ours else "normal",
+        )
+    axes.axvline(BUDGET / 1e9, color="grey", linestyle=":", linewidth=1)
+    axes.set(xscale="log", xlabel="billion parameters", ylabel="nDCG@100 (macro, challenge test)")
+    axes.grid(alpha=0.3)
+    with atomic_path(target) as path:
+        figure.savefig(path, dpi=150, format=target.suffix.lstrip("."))
+    plt.close(figure)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command."""
+    arguments = parser(
+        "ranker.size",
+        "Count a system's parameters and set them beside the field's published sizes and scores.",
+        "python -m ranker.size --config embedded --score 0.71 --plot build/size.png",
+    )
+    add = arguments.add_argument
+    add("--config", default="embedded", help="name of a system in configs/ or path of a YAML file (default: embedded)")
+    add("--score", type=float, help="the system's nDCG@100 on the challenge's test tasks; adds its line")
+    add("--plot", type=Path, metavar="FILE", help="draw size against score")
+    add("--json", action="store_true", help="print one JSON object instead of tables")
+    given = arguments.parse_args(argv)
+    config = load_config(given.config)
+    found = report(config.name, backbones(config), given.score)
+    if given.plot:
+        plot(found, given.plot)
+    if given.json:
+        emit(found)
+    else:
+        say(render(found))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(run(main))
