@@ -186,8 +186,10 @@ def test_seeded():
 def test_false_alarms_are_about_one_in_twenty():
     rng = np.random.default_rng(7)
     alarms = sum(
-        metrics.compare({"a": rng.normal(size=40), "b": rng.normal(size=60)}, {"a": np.zeros(40), "b": np.zeros(60)},
-                        resamples=500).p_value < 0.05
+        metrics.compare(
+            {"a": rng.normal(size=40), "b": rng.normal(size=60)}, {"a": np.zeros(40), "b": np.zeros(60)}, resamples=500
+        ).p_value
+        < 0.05
         for _ in range(300)
     )
     assert 3 <= alarms <= 33  # 15 expected; the bounds are about three and four standard deviations away

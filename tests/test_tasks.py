@@ -300,7 +300,11 @@ def test_a_hub_that_does_not_answer_is_asked_offline(hub, monkeypatch):
 def test_the_validation_data():
     loaded = load_tasks(GRADED)
     assert {task.name: len(task) for task in loaded} == {
-        "house": 56, "tech": 56, "skillskape": 44, "skillnorm": 32, "generic": 64,
+        "house": 56,
+        "tech": 56,
+        "skillskape": 44,
+        "skillnorm": 32,
+        "generic": 64,
     }
     assert sum(len(judged) for task in loaded for judged in task.qrels.values()) == 88169
     assert not any(task.problems for task in loaded)
