@@ -8,11 +8,24 @@ import random
 from pathlib import Path
 
 BASE = "http://data.europa.eu/esco/skill/"
-VERBS = "weld paint repair inspect design sell clean transport assemble measure plan cut".split()
+VERBS = (
+    "weld",
+    "paint",
+    "repair",
+    "inspect",
+    "design",
+    "sell",
+    "clean",
+    "transport",
+    "assemble",
+    "measure",
+    "plan",
+    "cut",
+)
 THINGS = (
-    "steel frames,wooden furniture,car engines,ship hulls,glass panels,leather shoes,stone walls,electric motors,"
-    "garden tools,roof tiles,copper pipes,textile patterns"
-).split(",")
+    *("steel frames", "wooden furniture", "car engines", "ship hulls", "glass panels", "leather shoes"),
+    *("stone walls", "electric motors", "garden tools", "roof tiles", "copper pipes", "textile patterns"),
+)
 
 CONFIG = """
 name: {name}
