@@ -3,9 +3,13 @@
 One package gives each skill's label, alternative labels and description run together (wording of v1.2), the other its
 alternative labels one by one and its place in the hierarchy (v1.1.1). With the list of the labels of v1.1.0 they can be
 taken apart. Some four hundred skills, most of them new in v1.1.0, have alternative labels in the first package only:
-`alt_label_breaks.json` says how many words each has. It was made by reading them, for skills whose label names an
-activity, and checked against v1.1.0; labels that v1.1.0 itself runs together stay so. The packages are read, never
-installed; their hashes are pinned.
+`alt_label_breaks.json` says how many words each has. The breaks were made by reading the run-together text, without the
+labels of v1.1.0 at hand, and compared with them only afterwards. 257 of these skills have alternative labels in v1.1.0:
+222 come out equal, 32 are run together in v1.1.0 itself, 3 were read differently. The other 130 have none there. Of all
+13 882 skills, 98.8 % have the alternative labels of v1.1.0. Which skills are in the file, most of those whose label
+names an activity, was chosen with v1.1.0 in view.
+
+The packages are read, never installed; their hashes are pinned.
 """
 
 from __future__ import annotations
@@ -32,7 +36,7 @@ from ranker.core.unjoin import descriptions
 URI = "http://data.europa.eu/esco/skill/"
 LABELS = "labels_v1.1.0.csv.gz"
 BREAKS = "alt_label_breaks.json"
-RECIPE = 2  # raise it when the same wheels give another taxonomy, so that caches are made anew
+RECIPE = 3  # raise it when the same wheels give another taxonomy, so that caches are made anew
 
 
 @dataclass(frozen=True, slots=True)
