@@ -162,7 +162,7 @@ def standard_rows(scores: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return each row less its mean, over its standard deviation; a constant row becomes zeros."""
     centred = scores - scores.mean(axis=1, keepdims=True)
     deviation = centred.std(axis=1, keepdims=True)
-    return np.asarray(centred / np.where(deviation < 1e-12, 1, deviation))
+    return np.asarray(centred / np.where(deviation < 1e-12, np.inf, deviation))
 
 
 def train_bag(

@@ -27,7 +27,7 @@ NEIGHBOUR_MASS = 10
 def outcomes(grades: NDArray[np.int8]) -> Float32:
     """Return float32[..., 4] per judgement: judged, grade >= 2, grade >= 3, gain / 15; zeros where unjudged (-1)."""
     judged = grades >= 0
-    gain = (np.exp2(np.maximum(grades, 0)) - 1) / 15
+    gain = (np.exp2(np.maximum(grades, 0).astype(np.float32)) - 1) / 15
     return np.stack([judged, grades >= 2, grades >= 3, gain], axis=-1).astype(np.float32)
 
 

@@ -104,8 +104,20 @@ def task_folds(tasks: Sequence[str]) -> NDArray[np.intp]:
     return np.unique(np.asarray(tasks), return_inverse=True)[1].astype(np.intp)
 
 
-def read_folds(path: Path, query_ids: Sequence[str]) -> NDArray[np.intp]:
-    """Read {query id: fold} from JSON, in the order of `query_ids`.
+def read_folds(path: Path, query_ids: Sequence[str], tasks: Sequence[str]) -> NDArray[np.intp]:
+    """Read {query id: fold} from JSON; where two tasks share an id, "task/query id" names one of them.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    query_ids, tasks : sequence of str
+        The queries, and the task of each.
+
+    Returns
+    -------
+    numpy.ndarray
+        intp[n_queries].
 
     Raises
     ------
@@ -122,7 +134,8 @@ def read_folds(path: Path, query_ids: Sequence[str]) -> NDArray[np.intp]:
         raise InputError(f"{path} is not JSON: {error}") from error
     if not isinstance(value, Mapping):
         raise InputError(f"{path}: expected an object of query id -> fold")
-    missing = [query for query in query_ids if not isinstance(value.get(query), int)]
+    found = [value.get(f"{task}/{query}", value.get(query)) for task, query in zip(tasks, query_ids, strict=True)]
+    missing = [query for query, fold in zip(query_ids, found, strict=True) if not isinstance(fold, int) or fold < 0]
     if missing:
         raise InputError(f"{path}: no fold for {len(missing)} queries, the first is {missing[0]!r}")
-    return np.array([value[query] for query in query_ids], dtype=np.intp)
+    return np.array(found, dtype=np.intp)

@@ -238,7 +238,7 @@ def query_folds(pool: GradedPool, embeddings: Float32 | None, repetitions: int, 
     for seed in range(repetitions):
         folds = np.full(len(pool.tasks), -1, dtype=np.intp)
         if seed == 0 and file is not None:
-            folds[judged] = read_folds(file, [pool.query_ids[i] for i in judged])
+            folds[judged] = read_folds(file, [pool.query_ids[i] for i in judged], tasks)
         else:
             folds[judged] = make_folds(clusters, tasks, seed=seed)
         made.append(folds)
@@ -488,10 +488,10 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _text(report: Mapping[str, Any]) -> str:
-    cv = report["cv"]
+    cv, left_out = report["cv"], report["task_left_out"]["macro"]
     lines = [
         f"{report['config']}: cross-validated macro nDCG@100 {cv['macro']:.4f} ± {cv['deviation']:.4f}",
-        f"each task left out: {report['task_left_out']['macro']:.4f}; nonsense in the window: {cv['nonsense']:.1f} of 100",
+        f"each task left out: {left_out:.4f}, nonsense in the window: {cv['nonsense']:.1f} of 100",
         "",
         table([[task, cv["tasks"][task], report["task_left_out"]["tasks"][task]] for task in cv["tasks"]],
               ["task", "cross-validated", "left out"]),

@@ -1,0 +1,237 @@
+"""The bag and the model around it: order of features and groups, refusals, byte-stable files, torch in one process."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import lightgbm
+import numpy as np
+import pytest
+
+from fusion.bag import EXPECTED_GAIN, LAMBDARANK, Bag, feature_hash, labels, standard_rows, train_bag
+from fusion.calibration import Calibration
+from fusion.features import PoolInputs, build_features, build_statics
+from fusion.model import FusionModel
+from fusion.override import apply_override, exact_names
+from fusion.prior import SkillPrior
+from ranker.core.errors import InputError, RankerError, ResourceError
+from ranker.core.taxonomy import Skill, Taxonomy
+
+SMALL = {"min_data_in_leaf": 5, "num_leaves": 4}
+
+
+def world(n: int = 12, seed: int = 0) -> tuple[Taxonomy, PoolInputs, np.ndarray]:
+    taxonomy = Taxonomy.from_skills(
+        [Skill(f"u/{i:02d}", f"skill number {i}", (f"alias {i}",), "Text.", (f"S1.{i % 3}.0",)) for i in range(20)]
+    )
+    generator = np.random.default_rng(seed)
+    truth = generator.normal(size=(n, 20))
+    lanes = {
+        name: (truth + noise * generator.normal(size=truth.shape)).astype(np.float32)
+        for name, noise in (("good", 0.3), ("bad", 3))
+    }
+    pool = np.tile(np.arange(15, dtype=np.int32), (n, 1))
+    grades = np.clip(np.digitize(truth[:, :15], [-0.5, 0.5, 1, 1.5]), 0, 4).astype(np.int8)
+    return taxonomy, PoolInputs([f"query {i}" for i in range(n)], lanes, lanes["good"] + lanes["bad"], pool), grades
+
+
+def model(**changes) -> tuple[Taxonomy, PoolInputs, np.ndarray, FusionModel]:
+    taxonomy, inputs, grades = world()
+    statics = build_statics(taxonomy)
+    prior = SkillPrior.fit(inputs.pool, grades, statics.levels)
+    table = build_features(inputs, statics, prior, own=grades)
+    params = [{**EXPECTED_GAIN, **SMALL}, {**LAMBDARANK, **SMALL}]
+    bag = train_bag(table.values, grades, table.names, params=params, rounds=5, seeds=(0, 1))
+    curves = {2: Calibration("platt", slope=1.0, offset=-1.0), 3: Calibration("platt", slope=1.0, offset=-2.0)}
+    given = {"groups": ("lanes",), "override": False, **changes}
+    given["groups"] = tuple(dict.fromkeys(name for name in _groups()))
+    return taxonomy, inputs, grades, FusionModel(statics, bag, prior, curves, config_digest="abc", **given)
+
+
+def _groups() -> tuple[str, ...]:
+    from fusion.features import GROUPS
+
+    return GROUPS
+
+
+class Recorder:
+    """A learner that keeps what it is given, then trains one tree."""
+
+    def __init__(self) -> None:
+        self.calls: list[dict] = []
+
+    def __call__(self, params, data, rounds):
+        self.calls.append(
+            {"params": params, "label": data.get_label().copy(), "group": data.get_group().copy(),
+             "data": np.asarray(data.get_data()).copy(), "rounds": rounds}
+        )
+        return lightgbm.train(params, data, num_boost_round=1)
+
+
+def test_rows_groups_and_labels_reach_the_learner_in_order() -> None:
+    generator = np.random.default_rng(0)
+    values = generator.normal(size=(4, 10, 3)).astype(np.float32)
+    grades = generator.integers(-1, 5, size=(4, 10)).astype(np.int8)
+    learner = Recorder()
+    params = [{**LAMBDARANK, **SMALL}, {**EXPECTED_GAIN, **SMALL}]
+    train_bag(values, grades, ["a", "b", "c"], params=params, rounds=7, seeds=(5, 6), learner=learner)
+    first, second = learner.calls
+    assert first["group"].tolist() == [10] * 4
+    np.testing.assert_array_equal(first["data"], values.reshape(40, 3))
+    np.testing.assert_array_equal(first["label"], np.maximum(grades, 0).ravel())
+    np.testing.assert_allclose(second["label"] * 15, 2.0 ** np.maximum(grades, 0).ravel() - 1, rtol=1e-6)
+    assert [call["params"]["seed"] for call in learner.calls] == [5, 6]
+    assert {call["params"]["num_threads"] for call in learner.calls} == {1}
+    assert first["params"]["label_gain"] == [0, 1, 3, 7, 15]
+    assert first["params"]["lambdarank_truncation_level"] == 100
+    assert first["rounds"] == 7
+
+
+def test_labels_of_each_objective() -> None:
+    grades = np.array([-1, 0, 1, 2, 3, 4], np.int8)
+    assert labels(grades, "lambdarank").tolist() == [0, 0, 1, 2, 3, 4]
+    np.testing.assert_allclose(labels(grades, "cross_entropy") * 15, [0, 0, 1, 3, 7, 15], rtol=1e-6)
+
+
+@pytest.mark.parametrize("params", [LAMBDARANK, EXPECTED_GAIN])
+def test_a_bag_learns_to_rank(params) -> None:
+    _, inputs, grades = world(40)
+    values = np.stack([inputs.lanes["bad"][:, :15], inputs.lanes["good"][:, :15]], axis=2)
+    bag = train_bag(values, grades, ["bad", "good"], params=[{**params, **SMALL}], rounds=30, seeds=(0, 1))
+    scores = bag.score(values)
+    assert np.mean([np.corrcoef(s, g)[0, 1] for s, g in zip(scores, grades, strict=True)]) > 0.8
+    assert next(iter(bag.importance())) == "good"
+    assert sum(bag.importance().values()) == pytest.approx(1)
+
+
+def test_score_is_the_mean_of_the_members_z_scores() -> None:
+    _, inputs, _, made = model()
+    table = build_features(inputs, made.statics, made.prior)
+    parts = [Bag(made.bag.names, (text,)).score(table.values) for text in made.bag.members]
+    np.testing.assert_allclose(made.bag.score(table.values), np.mean(parts, axis=0), atol=1e-6)
+    np.testing.assert_allclose(parts[0].mean(axis=1), 0, atol=1e-5)
+
+
+def test_a_constant_row_becomes_zeros() -> None:
+    np.testing.assert_array_equal(standard_rows(np.full((2, 3), 0.7)), np.zeros((2, 3)))
+
+
+def test_scores_do_not_depend_on_the_batch() -> None:
+    _, inputs, _, made = model()
+    together = made.score(inputs)
+    alone = made.score(inputs.rows(np.array([3])))
+    np.testing.assert_array_equal(alone.scores[0], together.scores[3])
+    np.testing.assert_array_equal(alone.probabilities[2][0], together.probabilities[2][3])
+
+
+def test_save_and_load_is_byte_stable(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("RANKER_CACHE", str(tmp_path / "cache"))
+    taxonomy, inputs, _, made = model()
+    made.save(tmp_path / "a")
+    back = FusionModel.load(tmp_path / "a", taxonomy=taxonomy, config_digest="abc")
+    back.save(tmp_path / "b")
+    files = sorted(path.name for path in (tmp_path / "a").iterdir())
+    assert files == ["calibration.json", "manifest.json", "member-00.txt", "member-01.txt", "prior.npz"]
+    for name in files:
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes(), name
+    np.testing.assert_array_equal(back.score(inputs).scores, made.score(inputs).scores)
+    assert not list(tmp_path.rglob("*.pkl"))
+
+
+def test_a_smaller_bag_leaves_no_old_member_behind(tmp_path) -> None:
+    _, _, _, made = model()
+    made.bag.save(tmp_path)
+    Bag(made.bag.names, made.bag.members[:1]).save(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["member-00.txt"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"features": "permute"}, "feature hash"),
+        ({"taxonomy": "other"}, "trained with taxonomy other, here it is"),
+        ({"config_digest": "xyz"}, "trained with config digest xyz, here it is abc"),
+        ({"format": 99}, "format 99"),
+        ({"members": 3}, "lacks member-02"),
+    ],
+)
+def test_a_bag_of_something_else_is_refused(tmp_path, change: dict, message: str) -> None:
+    taxonomy, _, _, made = model()
+    made.save(tmp_path)
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    if change.get("features") == "permute":
+        change = {"features": manifest["features"][::-1]}
+    (tmp_path / "manifest.json").write_text(json.dumps({**manifest, **change}))
+    with pytest.raises(RankerError, match=message):
+        FusionModel.load(tmp_path, taxonomy=taxonomy, config_digest="abc")
+
+
+def test_a_permuted_feature_list_is_refused_even_with_its_own_hash(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("RANKER_CACHE", str(tmp_path / "cache"))
+    taxonomy, inputs, _, made = model()
+    made.save(tmp_path / "m")
+    manifest = json.loads((tmp_path / "m" / "manifest.json").read_text())
+    names = manifest["features"][::-1]
+    manifest |= {"features": names, "feature_hash": feature_hash(names)}
+    (tmp_path / "m" / "manifest.json").write_text(json.dumps(manifest))
+    loaded = FusionModel.load(tmp_path / "m", taxonomy=taxonomy, config_digest="abc")
+    with pytest.raises(InputError, match="their order differs"):
+        loaded.score(inputs)
+
+
+def test_a_missing_lane_is_named() -> None:
+    _, inputs, _, made = model()
+    fewer = PoolInputs(inputs.queries, {"good": inputs.lanes["good"]}, inputs.base, inputs.pool)
+    with pytest.raises(InputError, match=r"the table lacks \['lane\.bad\.z'"):
+        made.score(fewer)
+
+
+def test_damaged_files_are_named(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("RANKER_CACHE", str(tmp_path / "cache"))
+    taxonomy, _, _, made = model()
+    folder = tmp_path / "m"
+    with pytest.raises(ResourceError, match=r"no manifest\.json"):
+        FusionModel.load(folder, taxonomy=taxonomy, config_digest="abc")
+    made.save(folder)
+    (folder / "member-01.txt").write_text("tree\nnonsense\n")
+    with pytest.raises(InputError, match="damaged LightGBM model"):
+        FusionModel.load(folder, taxonomy=taxonomy, config_digest="abc")
+    (folder / "manifest.json").write_text("{")
+    with pytest.raises(InputError, match="is not JSON"):
+        FusionModel.load(folder, taxonomy=taxonomy, config_digest="abc")
+
+
+def test_override_lifts_named_skills_and_keeps_the_rest() -> None:
+    scores = np.array([[3.0, 2.0, 1.0]], np.float32)
+    np.testing.assert_array_equal(np.argsort(-apply_override(scores, np.array([[0, 0, 1]], np.float32))), [[2, 0, 1]])
+    np.testing.assert_array_equal(apply_override(scores, np.zeros((1, 3), np.float32)), scores)
+    taxonomy, inputs, _ = world()
+    named = PoolInputs(["Alias 7", *inputs.queries[1:]], inputs.lanes, inputs.base, inputs.pool)
+    exact = exact_names(build_features(named, build_statics(taxonomy), None, ("evidence",)))
+    assert np.argwhere(exact).tolist() == [[0, 7]]
+
+
+def test_no_query_and_no_crash() -> None:
+    _, inputs, _, made = model()
+    fused = made.score(inputs.rows(np.array([], int)))
+    assert fused.scores.shape == (0, 15)
+    assert fused.evidence == []
+
+
+def test_torch_in_the_same_process() -> None:
+    code = """
+import torch, numpy as np
+from fusion.bag import EXPECTED_GAIN, train_bag
+torch.set_num_threads(2)
+a = torch.randn(400, 400); (a @ a).sum().item()
+x = np.random.default_rng(0).normal(size=(5, 50, 4)).astype(np.float32)
+g = np.random.default_rng(1).integers(0, 5, size=(5, 50)).astype(np.int8)
+bag = train_bag(x, g, list("abcd"), params=[EXPECTED_GAIN], rounds=20, seeds=(0, 1))
+for _ in range(5):
+    (a @ a).sum().item(); s = bag.score(x)
+assert np.isfinite(s).all()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,228 @@
+"""Folds, cross-validation and the training command: nothing leaks, files are whole, refusals say why."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from small_world import write_config, write_esco, write_tasks
+
+from fusion.bag import EXPECTED_GAIN
+from fusion.features import PoolInputs, build_statics
+from fusion.model import FusionModel
+from ranker.core import metrics
+from ranker.core.config import load_config
+from ranker.core.errors import ArgumentError, InputError, ResourceError
+from ranker.core.sources import load_taxonomy
+from ranker.core.taxonomy import Skill, Taxonomy
+from train.crossval import (
+    HELPER_TASK,
+    GradedPool,
+    Recipe,
+    cross_validate,
+    design,
+    evaluate,
+    group_of,
+    static_table,
+    without,
+)
+from train.folds import canonical, duplicate_clusters, make_folds, read_folds, task_folds
+from train.fusion import main
+
+RECIPE = Recipe(params=({**EXPECTED_GAIN, "min_data_in_leaf": 3, "num_leaves": 4},), rounds=5, members=1)
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("RANKER_CACHE", str(tmp_path / "cache"))
+
+
+def graded(n: int = 20, k: int = 12, seed: int = 0, flip: int | None = None, name: str = "x"):
+    taxonomy = Taxonomy.from_skills([Skill(f"u/{i:02d}", f"skill {i}", (), "", (f"S1.{i % 3}.0",)) for i in range(30)])
+    generator = np.random.default_rng(seed)
+    truth = generator.normal(size=(n, 30))
+    lane = (truth + generator.normal(size=truth.shape)).astype(np.float32)
+    pool = np.argsort(-lane, axis=1, kind="stable")[:, :k].astype(np.int32)
+    all_grades = np.clip(np.digitize(truth, [0, 0.7, 1.2, 1.8]), 0, 4).astype(np.int8)
+    if flip is not None:
+        all_grades[flip] = 4 - all_grades[flip]
+    grades = np.take_along_axis(all_grades, pool, axis=1)
+    inputs = PoolInputs([f"query {i}" for i in range(n)], {"a": lane}, lane, pool)
+    tasks = tuple("ab"[i % 2] for i in range(n))
+    ids = tuple(map(str, range(n)))
+    made = GradedPool(inputs, grades, metrics.ideal_grades(all_grades.tolist()), tasks, ids, f"{name}{flip}")
+    return made, build_statics(taxonomy)
+
+
+def test_equal_and_near_equal_queries_share_a_fold() -> None:
+    texts = ["Weld metal.", "weld  METAL", "paint", "glaze", "sell", "count"]
+    vectors = np.eye(6, dtype=np.float32)
+    vectors[3] = [0, 0, 0.99, 0.1, 0, 0]
+    clusters = duplicate_clusters(texts, vectors)
+    assert clusters.tolist() == [0, 0, 2, 2, 4, 5]
+    assert canonical("C++ / \u00bd Tests") == canonical("c  1 2 tests")
+    for seed in range(5):
+        folds = make_folds(clusters, ["t"] * 6, n_folds=3, seed=seed)
+        assert folds[0] == folds[1]
+        assert folds[2] == folds[3]
+
+
+def test_folds_are_balanced_within_tasks_and_fixed_by_the_seed() -> None:
+    tasks = ["a"] * 23 + ["b"] * 9 + ["c"] * 14
+    folds = make_folds(np.arange(46), tasks, seed=3)
+    for task in "abc":
+        counts = np.bincount([f for f, t in zip(folds, tasks, strict=True) if t == task], minlength=5)
+        assert counts.max() - counts.min() <= 1
+    assert np.bincount(folds).tolist() == sorted(np.bincount(folds).tolist(), reverse=True)[:5] or max(
+        np.bincount(folds)
+    ) - min(np.bincount(folds)) <= 1
+    np.testing.assert_array_equal(folds, make_folds(np.arange(46), tasks, seed=3))
+    assert (folds != make_folds(np.arange(46), tasks, seed=4)).any()
+    assert task_folds(tasks).tolist() == [0] * 23 + [1] * 9 + [2] * 14
+
+
+def test_folds_from_a_file(tmp_path) -> None:
+    path = tmp_path / "folds.json"
+    path.write_text(json.dumps({"q0": 1, "b/q0": 2, "q1": 0}))
+    assert read_folds(path, ["q0", "q1", "q0"], ["a", "a", "b"]).tolist() == [1, 0, 2]
+    with pytest.raises(InputError, match="no fold for 1 queries, the first is 'q9'"):
+        read_folds(path, ["q0", "q9"], ["a", "a"])
+    with pytest.raises(ResourceError, match="no folds at"):
+        read_folds(tmp_path / "none.json", [], [])
+    with pytest.raises(ArgumentError, match="3 distinct queries cannot make 5 folds"):
+        make_folds(np.arange(3), ["t"] * 3)
+
+
+def test_labels_of_a_held_out_query_cannot_change_its_own_score() -> None:
+    folds = np.arange(20) % 4
+    pool, statics = graded()
+    before = cross_validate(pool, static_table(pool, statics), statics, RECIPE, folds)
+    other, _ = graded(flip=7)
+    after = cross_validate(other, static_table(other, statics), statics, RECIPE, folds)
+    same_fold = folds == folds[7]
+    np.testing.assert_array_equal(before[same_fold], after[same_fold])
+    assert (before[~same_fold] != after[~same_fold]).any()
+
+
+def test_training_rows_do_not_see_their_own_grade_in_the_prior() -> None:
+    pool, statics = graded()
+    train = np.arange(15)
+    static = static_table(pool, statics)
+    table, _ = design(pool, static, statics, RECIPE, train)
+    other, _ = graded(flip=3)
+    changed, _ = design(other, static, statics, RECIPE, train)
+    np.testing.assert_allclose(table.values[3], changed.values[3], atol=1e-6)
+    assert (table.values[4] != changed.values[4]).any()
+
+
+def test_cross_validation_is_resumed_from_its_cache(tmp_path) -> None:
+    pool, statics = graded()
+    folds = np.arange(20) % 4
+    first = np.array(cross_validate(pool, static_table(pool, statics), statics, RECIPE, folds, workers=1))
+    files = sorted((tmp_path / "cache").rglob("fusion-cv-*.npy"))
+    second = cross_validate(pool, static_table(pool, statics), statics, RECIPE, folds, workers=2)
+    np.testing.assert_array_equal(first, second)
+    assert sorted((tmp_path / "cache").rglob("fusion-cv-*.npy")) == files
+
+
+def test_helpers_train_but_are_in_no_figure() -> None:
+    pool, statics = graded()
+    tasks = tuple(HELPER_TASK if i >= 14 else task for i, task in enumerate(pool.tasks))
+    helped = GradedPool(pool.inputs, pool.grades, pool.ideal, tasks, pool.query_ids, "helped")
+    folds = np.where(np.arange(20) < 14, np.arange(20) % 3, -1)
+    scores = cross_validate(helped, static_table(helped, statics), statics, RECIPE, folds)
+    assert np.isnan(scores[14:]).all()
+    assert np.isfinite(scores[:14]).all()
+    result = evaluate(helped, scores)
+    assert set(result["tasks"]) == {"a", "b"}
+    broken = np.array(scores)
+    broken[14:] = 7
+    assert evaluate(helped, broken) == result
+
+
+def test_evaluate_equals_the_metric_on_the_ranking() -> None:
+    pool, _ = graded(n=6)
+    scores = np.random.default_rng(1).normal(size=pool.grades.shape).astype(np.float32)
+    result = evaluate(pool, scores)
+    order = np.argsort(-scores, axis=1)
+    value = metrics.ndcg(np.take_along_axis(pool.grades, order, axis=1), pool.ideal, k=100)
+    assert result["macro"] == pytest.approx(np.mean([value[::2].mean(), value[1::2].mean()]), abs=1e-12)
+    assert sum(result["composition"].values()) == pytest.approx(12)
+
+
+def test_every_feature_belongs_to_a_group_and_can_be_dropped() -> None:
+    pool, statics = graded()
+    table, _ = design(pool, static_table(pool, statics), statics, RECIPE, np.arange(15))
+    assert {group_of(name) for name in table.names} <= set(RECIPE.groups)
+    for group in ("lanes", "evidence", "prior"):
+        fewer, _ = design(pool, static_table(pool, statics), statics, without(RECIPE, group), np.arange(15))
+        assert set(table.names) - set(fewer.names) == {name for name in table.names if group_of(name) == group}
+
+
+def test_a_shuffled_prior_is_another_prior_with_the_same_columns() -> None:
+    from dataclasses import replace
+
+    pool, statics = graded()
+    static = static_table(pool, statics)
+    honest, _ = design(pool, static, statics, RECIPE, np.arange(15))
+    control, _ = design(pool, static, statics, replace(RECIPE, shuffled_prior=True), np.arange(15))
+    assert honest.names == control.names
+    assert (honest.select(["prior.skill.gain"]) != control.select(["prior.skill.gain"])).any()
+    np.testing.assert_array_equal(honest.select(["lane.a.z"]), control.select(["lane.a.z"]))
+
+
+def command(tmp_path: Path, *extra: str) -> tuple[Path, list[str]]:
+    esco = tmp_path / "esco"
+    if not esco.is_dir():
+        write_esco(esco)
+        write_tasks(tmp_path / "data", n_queries=8)
+    config = write_config(tmp_path / "small.yaml", esco)
+    given = ["--config", str(config), "--data", str(tmp_path / "data"), "--rounds", "5", "--members", "2"]
+    return config, [*given, "--repetitions", "1", "--out", str(tmp_path / "bag"), *extra]
+
+
+def test_the_command_trains_reports_and_saves(tmp_path, capsys) -> None:
+    config, arguments = command(tmp_path, "--json", "--ladder")
+    assert main(arguments) == 0
+    report = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert set(report["cv"]["tasks"]) == {"task0", "task1"}
+    assert {"learned fusion", "task left out: learned fusion"} <= {row["name"] for row in report["ladder"]}
+    folder = tmp_path / "bag"
+    assert {"manifest.json", "README.md", "report.json", "calibration.json", "prior.npz"} <= {
+        path.name for path in folder.iterdir()
+    }
+    system = load_config(config)
+    taxonomy = load_taxonomy(system.taxonomy)
+    loaded = FusionModel.load(folder, taxonomy=taxonomy, config_digest=system.digest)
+    assert len(loaded.bag.members) == 2
+    before = {path.name: path.read_bytes() for path in folder.glob("member-*")}
+    assert main(arguments) == 0
+    assert {path.name: path.read_bytes() for path in folder.glob("member-*")} == before
+
+
+def test_out_of_fold_scores_replace_a_lane(tmp_path, capsys) -> None:
+    _, arguments = command(tmp_path)
+    scores = np.random.default_rng(0).normal(size=(16, 144)).astype(np.float32)
+    np.save(tmp_path / "oof.npy", scores)
+    assert main([*arguments, "--oof", f"bm25={tmp_path / 'oof.npy'}", "--json"]) == 0
+    with_oof = json.loads(capsys.readouterr().out.splitlines()[-1])["cv"]["macro"]
+    assert main([*arguments, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["cv"]["macro"] > with_oof
+
+
+@pytest.mark.parametrize(
+    ("argument", "error", "message"),
+    [
+        ("bm25", ArgumentError, "write NAME=FILE"),
+        ("magic=x.npy", ArgumentError, "no such lane or column; there are: bm25, tfidf"),
+        ("bm25=none.npy", ResourceError, r"no file none\.npy"),
+        ("bm25={short}", InputError, "expected one row for 16 queries"),
+    ],
+)
+def test_bad_out_of_fold_scores_are_refused(tmp_path, argument, error, message) -> None:
+    np.save(tmp_path / "short.npy", np.zeros((3, 144), np.float32))
+    _, arguments = command(tmp_path)
+    with pytest.raises(error, match=message):
+        main([*arguments, "--oof", argument.format(short=tmp_path / "short.npy")])
