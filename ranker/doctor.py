@@ -14,6 +14,7 @@ import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
+from textwrap import shorten
 from typing import NamedTuple
 
 from packaging.requirements import InvalidRequirement, Requirement
@@ -281,7 +282,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if given.json:
         emit({"ok": not failed, "checks": [check._asdict() for check in checks]})
         return PrerequisiteError.exit_code if failed else 0
-    say(table([(check.status, check.name, check.found) for check in checks], ("", "check", "found")))
+    rows = [(check.status, check.name, shorten(check.found, 110, placeholder=" ...")) for check in checks]
+    say(table(rows, ("", "check", "found")))
     for check in checks:
         if check.advice:
             say(f"{check.status:4}  {check.name}: {check.advice}")
