@@ -85,7 +85,7 @@ class Bag:
     def __post_init__(self) -> None:
         if not self.members:
             raise InputError("a bag needs at least one member")
-        boosters = tuple(lightgbm.Booster(model_str=text, params={"num_threads": THREADS}) for text in self.members)
+        boosters = tuple(lightgbm.Booster(model_str=text) for text in self.members)
         for number, booster in enumerate(boosters):
             if booster.num_feature() != len(self.names):
                 raise InputError(

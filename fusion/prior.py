@@ -92,20 +92,32 @@ class SkillPrior:
         if own is None:
             return [(name, values[pool]) for name, values in self._everywhere]
         counts = self.counts.copy()
-        counts[pool] = np.maximum(counts[pool] - outcomes(own), 0)
-        return self._at(counts, pool)
+        lost = np.minimum(outcomes(own), counts[pool])
+        counts[pool] -= lost
+        totals = [
+            total - membership.rows(pool).spread(lost)
+            for membership, total in zip(self.levels, self._totals, strict=True)
+        ]
+        return self._at(counts, totals, pool)
+
+    @cached_property
+    def _totals(self) -> list[Float32]:
+        """Counts of every group, level by level."""
+        return [membership.spread(self.counts) for membership in self.levels]
 
     @cached_property
     def _everywhere(self) -> list[tuple[str, Float32]]:
         """The features of every skill, where nothing has to be left out."""
-        return self._at(self.counts, np.arange(len(self.counts)))
+        return self._at(self.counts, self._totals, np.arange(len(self.counts)))
 
-    def _at(self, counts: Float32, pool: NDArray[np.integer]) -> list[tuple[str, Float32]]:
+    def _at(
+        self, counts: Float32, totals: Sequence[Float32], pool: NDArray[np.integer]
+    ) -> list[tuple[str, Float32]]:
         made = _rates("skill", counts[pool])
-        for level, membership in enumerate(self.levels):
+        for level, (membership, total) in enumerate(zip(self.levels, totals, strict=True)):
             part = membership.rows(pool)
             # What the skill itself gave to its groups is already in its own rate.
-            others = part.dot(membership.spread(counts)) - part.squares()[:, None] * counts[pool]
+            others = np.maximum(part.dot(total) - part.squares()[:, None] * counts[pool], 0)
             made += _rates(f"group{level}", others)
         if self.graph is not None:
             made += _rates("near", self.graph.rows(pool).dot(counts) * np.float32(NEIGHBOUR_MASS))
