@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from ranker.core.cli import run
 from ranker.core.errors import ArgumentError
+from ranker.core.sentences import read_sentences
 from train.labels import sampler
 
 DEV = Path(__file__).resolve().parents[2] / "shared/data/sentences/skillskape_dev.jsonl"
@@ -84,7 +85,7 @@ def test_the_seed_alone_decides_and_a_whole_sample_is_everything():
 
 @pytest.mark.skipif(not DEV.exists(), reason="the SkillSkape sentences are not here")
 def test_100_real_sentences_keep_the_published_share_of_the_label_space():
-    labels = [list(dict.fromkeys(row["skills"])) for row in sampler.read_sentences(DEV)]
+    labels = [list(dict.fromkeys(row["skills"])) for row in read_sentences(DEV)]
     found = sampler.quality(labels, sampler.sample(labels, 100))
     assert found.coverage >= 0.77
     assert found.labels_per_sentence == pytest.approx(found.labels_per_sentence_before, abs=0.1)

@@ -17,7 +17,8 @@ from typing import Any
 
 from ranker.core.artifacts import atomic_path
 from ranker.core.cli import emit, parser, positive, run, say
-from ranker.core.errors import ArgumentError, InputError, ResourceError
+from ranker.core.errors import ArgumentError
+from ranker.core.sentences import read_sentences
 
 BUCKETS = ("1", "2", "3", "4", "5+")
 
@@ -200,37 +201,6 @@ def quality(labels: Sequence[Sequence[str]], kept: Sequence[int]) -> Quality:
         buckets=_by_bucket(after),
         buckets_before=_by_bucket(before),
     )
-
-
-def read_sentences(path: Path) -> list[dict[str, Any]]:
-    """Read sentences, a JSON object a line with a list of labels under `skills`.
-
-    Raises
-    ------
-    ResourceError
-        If the file cannot be read.
-    InputError
-        If a line is no such object, with its number.
-    """
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except OSError as error:
-        raise ResourceError(f"cannot read {path}: {error.strerror or error}") from error
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path} is not UTF-8 (byte {error.start}); save it as UTF-8") from error
-    rows: list[dict[str, Any]] = []
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise InputError(f"{path}, line {number}: not JSON ({error})") from error
-        skills = row.get("skills") if isinstance(row, dict) else None
-        if not isinstance(skills, list) or not all(isinstance(skill, str) for skill in skills):
-            raise InputError(f"{path}, line {number}: no list of labels under 'skills'")
-        rows.append(row)
-    return rows
 
 
 def write_sentences(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
