@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from lanes.encoder import EncoderPool
-from lanes.views import TEXT_VIEWS, check, check_number, view_texts
+from lanes.threads import one_thread
+from lanes.views import TEXT_VIEWS, check, check_number, unfitted, view_texts
 from ranker.core.taxonomy import Taxonomy
 from ranker.core.types import Float32
 
@@ -60,7 +61,7 @@ class ContextLane:
         self._vectors: Float32 | None = None
 
     def fit(self, taxonomy: Taxonomy) -> None:
-        """Embed the taxonomy without normalising, from the cache where it is there."""
+        """Embed the taxonomy as the model gives it, from the cache where it is there."""
         key: dict[str, Any] = {
             "model": self.encoder.revision,
             "view": self._view,
@@ -76,11 +77,12 @@ class ContextLane:
     def score(self, queries: Sequence[str]) -> Float32:
         """Return float32[n_queries, n_skills]."""
         if self._vectors is None:
-            raise RuntimeError(f"lane {self.name}: score before fit")
+            raise unfitted(self.name)
         result = np.empty((len(queries), len(self._vectors)), dtype=np.float32)
         for row, query in enumerate(queries):
             states = self.encoder.query_tokens(query, max_length=self._max_length)
-            dots = states @ self._vectors.T
+            with one_thread():
+                dots = states @ self._vectors.T
             weights = dots / self._temperature
             weights -= weights.max(axis=0)
             np.exp(weights, out=weights)

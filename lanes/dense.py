@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from lanes.encoder import EncoderPool, unit
-from lanes.views import check, check_number, view_texts
+from lanes.threads import one_thread
+from lanes.views import check, check_number, unfitted, view_texts
 from ranker.core.taxonomy import Taxonomy
 from ranker.core.types import Float32
 
@@ -70,7 +71,7 @@ class DenseLane:
     def vectors(self) -> Float32:
         """Return float32[n_skills, width], rows of length 1; for "alt_max" the labels' own."""
         if self._vectors is None:
-            raise RuntimeError(f"lane {self.name}: not fitted")
+            raise unfitted(self.name)
         return self._vectors if self._starts is None else self._vectors[self._starts]
 
     def key(self, taxonomy: Taxonomy) -> dict[str, Any]:
@@ -104,12 +105,13 @@ class DenseLane:
     def score(self, queries: Sequence[str]) -> Float32:
         """Return float32[n_queries, n_skills]: cosines. One matrix-vector product per query, whatever the batch."""
         if self._vectors is None:
-            raise RuntimeError(f"lane {self.name}: score before fit")
+            raise unfitted(self.name)
         skills = len(self._vectors) if self._starts is None else len(self._starts)
         result = np.empty((len(queries), skills), dtype=np.float32)
         for row, query in enumerate(queries):
             vector = self.encoder.query(self._query_prompt + query, max_length=self._max_length)
-            cosines = self._vectors @ vector
+            with one_thread():
+                cosines = self._vectors @ vector
             result[row] = cosines if self._starts is None else np.maximum.reduceat(cosines, self._starts)
         return result
 

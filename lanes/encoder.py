@@ -7,6 +7,7 @@ import importlib.util
 import json
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,10 @@ import numpy as np
 from tqdm.auto import tqdm
 
 from lanes import bert
+from lanes.threads import one_thread
 from ranker.core.artifacts import cached_array, sha256_file
 from ranker.core.config import CONFIG_DIR
-from ranker.core.errors import ResourceError
+from ranker.core.errors import RankerError, ResourceError
 from ranker.core.types import Float32
 
 # Where the memo of token states ends; 64 MiB hold some 1,500 sentences of MiniLM's width.
@@ -78,17 +80,22 @@ def _revision(folder: Path) -> str:
 class _NumpyBackend:
     """BERT models with mean or first-token pooling, through `lanes.bert` and the fast tokeniser."""
 
-    def __init__(self, folder: Path, *, mean: bool, max_length: int) -> None:
+    def __init__(self, folder: Path, *, mean: bool, normalises: bool, max_length: int) -> None:
+        from safetensors import SafetensorError
         from safetensors.numpy import load_file
         from tokenizers import Tokenizer
 
-        weights = load_file(folder / "model.safetensors")
+        try:
+            weights = load_file(folder / "model.safetensors")
+        except (SafetensorError, OSError) as error:
+            raise ResourceError(f"{folder / 'model.safetensors'} cannot be read ({error}); fetch it again") from error
         self.parameters = sum(int(w.size) for name, w in weights.items() if not name.endswith("position_ids"))
         self.model = bert.Bert(json.loads((folder / "config.json").read_text()), weights)
         self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         self.tokenizer.no_padding()
         self.max_length = min(max_length, self.model.max_positions)
         self.mean = mean
+        self.normalises = normalises
 
     @classmethod
     def open(cls, folder: Path) -> _NumpyBackend | None:
@@ -112,7 +119,9 @@ class _NumpyBackend:
         settings = json.loads(path.read_text()) if path.is_file() else {}
         if settings.get("do_lower_case"):
             return None
-        return cls(folder, mean=mean, max_length=settings.get("max_seq_length") or 512)
+        return cls(
+            folder, mean=mean, normalises=len(modules) == 3, max_length=settings.get("max_seq_length") or 512
+        )
 
     def states(self, text: str, max_length: int | None) -> Float32:
         """Return float32[n_tokens, width]: the last hidden states of one text."""
@@ -125,21 +134,28 @@ class _NumpyBackend:
         return pooled
 
     def documents(self, texts: Sequence[str], max_length: int | None) -> Float32:
-        """Return float32[n_texts, width], not normalised; batches hold texts of one length in tokens."""
+        """Return float32[n_texts, width], as the model gives them; batches hold texts of one length in tokens."""
         self.tokenizer.enable_truncation(min(max_length or self.max_length, self.max_length))
         ids = [encoding.ids for encoding in self.tokenizer.encode_batch(list(texts))]
         by_length: dict[int, list[int]] = {}
         for row, tokens in enumerate(ids):
             by_length.setdefault(len(tokens), []).append(row)
         result = np.empty((len(ids), self.model.words.shape[1]), dtype=np.float32)
-        with tqdm(total=len(ids), desc="embedding the taxonomy", unit="text", delay=5, leave=False) as bar:
-            for length, rows in sorted(by_length.items()):
-                step = max(1, _BATCH_TOKENS // length)
-                for start in range(0, len(rows), step):
-                    part = rows[start : start + step]
-                    result[part] = self.pool(self.model(np.asarray([ids[row] for row in part])))
-                    bar.update(len(part))
-        return result
+        batches = []
+        for length, rows in sorted(by_length.items()):
+            step = max(1, _BATCH_TOKENS // length)
+            batches += [rows[start : start + step] for start in range(0, len(rows), step)]
+
+        def encode(part: list[int]) -> int:
+            result[part] = self.pool(self.model(np.asarray([ids[row] for row in part])))
+            return len(part)
+
+        # One BLAS thread in each of several workers: nobody waits in the middle of a batch.
+        bar = tqdm(total=len(ids), desc="embedding the taxonomy", unit="text", delay=5, leave=False)
+        with bar, one_thread() as threads, ThreadPoolExecutor(threads) as workers:
+            for done in workers.map(encode, batches):
+                bar.update(done)
+        return unit(result) if self.normalises else result
 
 
 class _TorchBackend:
@@ -227,13 +243,16 @@ class Encoder:
             return found
         backend = self.backend
         if isinstance(backend, _NumpyBackend):
-            tokens = backend.states(text, max_length)
+            with one_thread():
+                tokens = backend.states(text, max_length)
             value: tuple[Float32, Float32 | None] = (unit(backend.pool(tokens)), tokens)
         else:
             value = (
                 unit(backend.embed(text, max_length)) if found is None else found[0],
                 backend.states(text, max_length) if states else None,
             )
+        if not np.isfinite(value[0]).all():
+            raise RankerError(f"model {self.model}: embedding of {text[:60]!r} is not finite; its weights are damaged")
         for old in (found, value):
             size = 0 if old is None else old[0].nbytes + (0 if old[1] is None else old[1].nbytes)
             self._memo_bytes += size if old is value else -size
@@ -274,13 +293,15 @@ class Encoder:
         max_length : int, optional
             Tokens after which a text is cut; default and upper limit is the model's own.
         normalise : bool
-            Whether rows are scaled to length 1.
+            Whether rows are scaled to length 1, also where the model does not do so.
         reduce : callable, optional
             Applied to the rows before they are stored; its effect must show in `key`.
         """
 
         def compute() -> Float32:
             rows = self.backend.documents(list(texts()), max_length)
+            if not np.isfinite(rows).all():
+                raise RankerError(f"model {self.model}: embeddings that are not finite; its weights are damaged")
             rows = unit(rows) if normalise else rows
             return rows if reduce is None else reduce(rows)
 

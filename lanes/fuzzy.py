@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from rapidfuzz import fuzz, process
 
-from lanes.views import check, check_number
+from lanes.views import check, check_number, unfitted
 from ranker.core.taxonomy import Taxonomy
 from ranker.core.types import Float32
 
@@ -51,7 +51,7 @@ class FuzzyLane:
     def score(self, queries: Sequence[str]) -> Float32:
         """Return float32[n_queries, n_skills]."""
         if self._labels is None:
-            raise RuntimeError(f"lane {self.name}: score before fit")
+            raise unfitted(self.name)
         if not queries:
             return np.empty((0, len(self._labels)), dtype=np.float32)
         texts = [query.casefold()[: self._max_characters] for query in queries]

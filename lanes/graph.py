@@ -13,18 +13,13 @@ from scipy import sparse
 
 from lanes.base import Lane
 from lanes.dense import DenseLane
+from lanes.threads import one_thread
 from lanes.views import check_number
 from ranker.core.artifacts import cached_array
 from ranker.core.errors import ArgumentError
+from ranker.core.order import top_rows, zscore
 from ranker.core.taxonomy import Taxonomy
 from ranker.core.types import Float32
-
-
-def zscore(row: Float32) -> Float32:
-    """Return a row with mean 0 and standard deviation 1; a constant row becomes zeros."""
-    centred = row - row.mean()
-    deviation = float(np.sqrt(np.mean(centred * centred)))
-    return centred / np.float32(deviation) if deviation > 1e-12 else np.zeros_like(row)
 
 
 class _Derived:
@@ -138,7 +133,7 @@ class GroupLane(_Derived):
     def _row(self, scores: Float32) -> Float32:
         if self._gather.shape[0] == 0:
             return np.zeros_like(scores)
-        mass = np.exp(np.minimum(self._beta * zscore(scores), np.float32(60)))
+        mass = np.exp(np.minimum(self._beta * zscore(scores[None])[0], np.float32(60)))
         strength = np.log((self._gather @ mass + self._prior) / self._sizes) / self._beta
         result = self._spread @ strength
         # Skills without a group get what a skill has on average: no evidence in either direction.
@@ -266,13 +261,11 @@ class FeedbackLane(_Derived):
         self._vectors = self._dense.vectors
 
     def _row(self, scores: Float32) -> Float32:
-        top = min(self._top, len(scores))
-        z = zscore(scores)
-        # A full order only of the few candidates: ties at the border go to the first rows, as everywhere.
-        border = np.partition(z, len(z) - top)[len(z) - top]
-        best = np.flatnonzero(z >= border)
-        best = best[np.argsort(-z[best], kind="stable")][:top]
+        z = zscore(scores[None])[0]
+        best = top_rows(z[None], self._top)[0]
         weights = np.exp(self._sharpness * (z[best] - z[best[0]]))
         centre = (weights / weights.sum()) @ self._vectors[best]
-        cosines: Float32 = self._vectors @ (centre / max(float(np.linalg.norm(centre)), 1e-12)).astype(np.float32)
+        centre = (centre / max(float(np.linalg.norm(centre)), 1e-12)).astype(np.float32)
+        with one_thread():
+            cosines: Float32 = self._vectors @ centre
         return cosines

@@ -11,7 +11,8 @@ import numpy as np
 from scipy import sparse
 
 from lanes.sparse import Index, cached_index, count
-from lanes.views import TEXT_VIEWS, check, check_number, view_texts
+from lanes.views import TEXT_VIEWS, check, check_number, unfitted, view_texts
+from ranker.core.errors import ArgumentError
 from ranker.core.taxonomy import Taxonomy
 from ranker.core.text import tokens
 from ranker.core.types import Float32
@@ -87,7 +88,7 @@ class _LexicalLane:
     def score(self, queries: Sequence[str]) -> Float32:
         """Return float32[n_queries, n_skills]."""
         if self._index is None:
-            raise RuntimeError(f"lane {self.name}: score before fit")
+            raise unfitted(self.name)
         result = np.empty((len(queries), self._index.weights.shape[1]), dtype=np.float32)
         for row, query in enumerate(queries):
             result[row] = self._index.scores(self._query_weights(self._index, self._analyse(query)))
@@ -200,7 +201,11 @@ class TfidfLane(_LexicalLane):
     ) -> None:
         check(analyzer, ("word", "char_wb", "char"), option="analyzer", lane=name)
         check(tokenizer, tuple(TOKENIZERS), option="tokenizer", lane=name)
-        low, high = ngrams if ngrams is not None else ((1, 1) if analyzer == "word" else (3, 5))
+        if ngrams is None:
+            ngrams = (1, 1) if analyzer == "word" else (3, 5)
+        if not isinstance(ngrams, list | tuple) or len(ngrams) != 2:
+            raise ArgumentError(f"lane {name}: ngrams: {ngrams!r} is not a list of two whole numbers, such as [3, 5]")
+        low, high = ngrams
         check_number(low, 1, high, option="ngrams", lane=name, whole=True)
         check_number(high, low, 20, option="ngrams", lane=name, whole=True)
         words = TOKENIZERS[tokenizer]

@@ -13,6 +13,8 @@ from lanes.encoder import EncoderPool
 from lanes.fuzzy import FuzzyLane
 from lanes.graph import FeedbackLane, GroupLane, NeighbourLane
 from lanes.lexical import BM25Lane, TfidfLane
+from lanes.span import SpanLane
+from lanes.tuned import TunedLane
 from ranker.core.config import LaneConfig
 from ranker.core.errors import ArgumentError
 
@@ -22,9 +24,11 @@ FAMILIES: Mapping[str, Callable[..., Lane]] = {
     "fuzzy": FuzzyLane,
     "dense": DenseLane,
     "context": ContextLane,
+    "span": SpanLane,
     "group": GroupLane,
     "neighbour": NeighbourLane,
     "feedback": FeedbackLane,
+    "tuned": TunedLane,
 }
 
 

@@ -98,4 +98,5 @@ def cached_index(key: dict[str, Any], build: Callable[[], tuple[sparse.csr_array
     arrays = [np.asarray(part(name)) for name in ("data", "indices", "indptr", "shape", "terms", "idf")]
     matrix = sparse.csr_array((arrays[0], arrays[1], arrays[2]), shape=tuple(int(n) for n in arrays[3]))
     terms = json.loads(arrays[4].tobytes())
+    matrix.indices = matrix.indices.astype(np.intp)  # what bincount takes without a copy
     return Index({term: row for row, term in enumerate(terms)}, matrix, arrays[5])

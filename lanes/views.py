@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ranker.core.errors import ArgumentError
+from ranker.core.errors import ArgumentError, RankerError
 from ranker.core.taxonomy import Taxonomy
 
 TEXT_VIEWS = ("label", "label_alt", "description", "label_description")
@@ -34,6 +34,11 @@ def check_number(value: object, low: float, high: float, *, option: str, lane: s
     if isinstance(value, bool) or not isinstance(value, kinds) or not low <= value <= high:
         kind = "whole number" if whole else "number"
         raise ArgumentError(f"lane {lane}: {option}: {value!r} is not a {kind} from {low} to {high}")
+
+
+def unfitted(lane: str) -> RankerError:
+    """Return the error of a lane that is asked before it has seen a taxonomy."""
+    return RankerError(f"lane {lane}: asked for scores before fit(taxonomy)")
 
 
 def view_texts(taxonomy: Taxonomy, view: str) -> list[str]:
