@@ -242,7 +242,8 @@ class SkillRanker:
         if min_probability is not None and self.pipeline.fusion is None:
             raise ArgumentError(f"{self.config.name} has no calibrated probabilities; use a system with a fusion")
         queries, reasons = self.prepare(texts)
-        rankings = [Ranking(text if isinstance(text, str) else "", (), reason) for text, reason in zip(texts, reasons)]
+        pairs = zip(texts, reasons, strict=True)
+        rankings = [Ranking(text if isinstance(text, str) else "", (), reason) for text, reason in pairs]
         good = [i for i, reason in enumerate(reasons) if not reason]
         at = iter(good)
         with self._lock:

@@ -16,6 +16,8 @@ import numpy as np
 from ranker.core.errors import ResourceError
 from ranker.core.types import Float32
 
+SHIPPED = Path(__file__).resolve().parents[2] / "checkpoints" / "arrays"
+
 
 def cache_dir() -> Path:
     """Return the cache folder: $RANKER_CACHE, else $XDG_CACHE_HOME/graded-ranker, else ~/.cache/graded-ranker."""
@@ -78,9 +80,9 @@ def write_json(target: Path, value: Any) -> None:
 
 
 def cached_array(name: str, key: dict[str, Any], compute: Any, folder: Path | None = None) -> Float32:
-    """Return a float array from the cache, computing and storing it the first time.
+    """Return a float array from the cache or as shipped, else compute and store it.
 
-    Two processes may race: both compute, each writes a whole file, and the last rename wins, so a reader never sees
+    Arrays that take minutes to compute are shipped in checkpoints/arrays for the default taxonomy. Two processes may race: both compute, each writes a whole file, and the last rename wins, so a reader never sees
     half an array.
 
     Parameters
@@ -99,7 +101,10 @@ def cached_array(name: str, key: dict[str, Any], compute: Any, folder: Path | No
     numpy.ndarray
         The array, memory-mapped read-only where it came from disk.
     """
-    path = (folder or cache_dir() / "arrays") / f"{name}-{digest(key)[:16]}.npy"
+    file = f"{name}-{digest(key)[:16]}.npy"
+    path = (folder or cache_dir() / "arrays") / file
+    if (SHIPPED / file).is_file():
+        return np.load(SHIPPED / file, mmap_mode="r", allow_pickle=False)  # type: ignore[no-any-return]
     if path.is_file():
         try:
             return np.load(path, mmap_mode="r", allow_pickle=False)  # type: ignore[no-any-return]

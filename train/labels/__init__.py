@@ -1,0 +1,1 @@
+"""Graded labels: those of our own making, and the tools that make them."""
