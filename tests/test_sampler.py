@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from ranker.core.cli import run
 from ranker.core.errors import ArgumentError
 from ranker.core.sentences import read_sentences
+from ranker.core.shares import largest_remainder
 from train.labels import sampler
 
 DEV = Path(__file__).resolve().parents[2] / "shared/data/sentences/skillskape_dev.jsonl"
@@ -21,17 +22,17 @@ DEV = Path(__file__).resolve().parents[2] / "shared/data/sentences/skillskape_de
 
 def test_largest_remainder_by_hand():
     # 10 seats for 47, 16, 37: whole parts 4, 1, 3; remainders .7, .6, .7: the two left go to the first and the third.
-    assert sampler.largest_remainder([47, 16, 37], 10) == [5, 1, 4]
-    assert sampler.largest_remainder([1, 1, 1], 2) == [1, 1, 0]
-    assert sampler.largest_remainder([0, 0], 0) == [0, 0]
+    assert largest_remainder([47, 16, 37], 10) == [5, 1, 4]
+    assert largest_remainder([1, 1, 1], 2) == [1, 1, 0]
+    assert largest_remainder([0, 0], 0) == [0, 0]
     with pytest.raises(ArgumentError, match="share 3 among groups of 2"):
-        sampler.largest_remainder([1, 1], 3)
+        largest_remainder([1, 1], 3)
 
 
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=6), st.data())
 def test_largest_remainder_stays_within_one_of_the_exact_share(sizes, data):
     seats = data.draw(st.integers(0, sum(sizes)))
-    shares = sampler.largest_remainder(sizes, seats)
+    shares = largest_remainder(sizes, seats)
     assert sum(shares) == seats
     assert all(share <= size for share, size in zip(shares, sizes, strict=True))
     assert all(abs(share - size * seats / max(1, sum(sizes))) < 1 for share, size in zip(shares, sizes, strict=True))
@@ -70,7 +71,7 @@ def test_any_sample_has_its_size_and_the_buckets_their_quotas(labels, data):
     assert kept == sorted(kept)
     assert all(labels[i] for i in kept)
     sizes = Counter(min(len(row), 5) for row in used)
-    quotas = sampler.largest_remainder([sizes[i] for i in range(1, 6)], size)
+    quotas = largest_remainder([sizes[i] for i in range(1, 6)], size)
     assert list(sampler.quality(labels, kept).buckets.values()) == quotas
 
 

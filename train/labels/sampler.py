@@ -19,6 +19,7 @@ from ranker.core.artifacts import atomic_path
 from ranker.core.cli import emit, parser, positive, run, say
 from ranker.core.errors import ArgumentError
 from ranker.core.sentences import read_sentences
+from ranker.core.shares import largest_remainder
 
 BUCKETS = ("1", "2", "3", "4", "5+")
 
@@ -26,37 +27,6 @@ BUCKETS = ("1", "2", "3", "4", "5+")
 def bucket(labels: Sequence[str]) -> int:
     """Return the position in `BUCKETS` of a sentence with these labels (at least one)."""
     return min(len(labels), len(BUCKETS)) - 1
-
-
-def largest_remainder(sizes: Sequence[int], seats: int) -> list[int]:
-    """Return `seats` shared out in proportion to `sizes`; what rounding down leaves goes to the largest remainders.
-
-    Parameters
-    ----------
-    sizes : sequence of int
-        Not negative, with a sum of at least `seats`; no share is larger than its size.
-    seats : int
-        At least 0.
-
-    Returns
-    -------
-    list of int
-        They sum to `seats`. Equal remainders are served in the order given.
-
-    Examples
-    --------
-    >>> largest_remainder([47, 16, 37], 10)
-    [5, 1, 4]
-    """
-    total = sum(sizes)
-    if not 0 <= seats <= total:
-        raise ArgumentError(f"cannot share {seats} among groups of {total} in all")
-    whole = [size * seats // total if total else 0 for size in sizes]
-    remainders = [size * seats % total if total else 0 for size in sizes]  # exact, in units of 1 / total
-    by_remainder = sorted(range(len(sizes)), key=lambda i: -remainders[i])
-    for i in by_remainder[: seats - sum(whole)]:
-        whole[i] += 1
-    return whole
 
 
 class _Draw:
