@@ -1,8 +1,8 @@
 """How far two people or judges agree on grades, and which of two judges is nearer: `python -m ranker.agreement`.
 
 A judge is checked in three steps. `A --make-manifest pairs.csv` draws pairs, the same number of each grade; people
-grade them blind; `pairs.csv A` reads them back and compares. With `--reference`, A and B are two judges, compared by how
-well each agrees with the reference on the same pairs.
+grade them blind; `pairs.csv A` reads them back and compares. With `--reference`, A and B are two judges, compared by
+how well each agrees with the reference on the same pairs.
 """
 
 from __future__ import annotations

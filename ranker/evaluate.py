@@ -18,6 +18,7 @@ from ranker.core.cli import emit, note, parser, run, say, table
 from ranker.core.config import SystemConfig, load_config
 from ranker.core.errors import EXIT_OK, EXIT_PARTIAL, ArgumentError, missing_extra
 from ranker.core.metrics import Comparison, Float64
+from ranker.core.power import EFFECTS, more_queries
 from ranker.core.sources import load_taxonomy
 from ranker.core.tasks import SPLITS, GradedTask, TaskSet, load_tasks
 from ranker.core.taxonomy import Taxonomy
@@ -174,11 +175,18 @@ def report(systems: Mapping[str, SystemScores], tasks: TaskSet, *, data: str, sp
     comparisons = []
     for name, found in compare_all(systems).items():
         differences = {
-            task: metrics.mean(values - systems[baseline].tasks[task].values[HEADLINE])
+            task: values - systems[baseline].tasks[task].values[HEADLINE]
             for task, values in systems[name].per_query(HEADLINE).items()
         }
         comparisons.append(
-            {"config": name, "baseline": baseline, "metric": HEADLINE, **asdict(found), "tasks": differences}
+            {
+                "config": name,
+                "baseline": baseline,
+                "metric": HEADLINE,
+                **asdict(found),
+                "more_queries": {f"{effect:g}": more_queries(differences, effect) for effect in EFFECTS},
+                "tasks": {task: metrics.mean(values) for task, values in differences.items()},
+            }
         )
     value = {
         "data": data,
@@ -224,6 +232,19 @@ def show(value: Mapping[str, Any]) -> None:
             f"(paired bootstrap, {found['n_queries']} queries, resampled within tasks); "
             f"smallest effect found at 80 % power: {_number(found['minimum_detectable'])}"
         )
+        needed = ", ".join(f"{effect}: {'-' if n is None else n}" for effect, n in found["more_queries"].items())
+        say(f"more queries needed for a true difference of {needed}")
+
+
+def warn_of_close(value: Mapping[str, Any]) -> None:
+    """Name, on standard error, each comparison whose difference is smaller than what the queries can show."""
+    for found in value["comparisons"]:
+        detectable = found["minimum_detectable"]
+        if detectable is not None and abs(found["difference"]) < detectable:
+            note(
+                f"warning: {found['config']} and {found['baseline']} differ by less than these queries can show "
+                f"({abs(found['difference']):.4f} < {detectable:.4f}); do not read it as an order"
+            )
 
 
 def write_per_query(path: Path, systems: Mapping[str, SystemScores]) -> None:
@@ -253,6 +274,23 @@ def _figure(path: Path, *, bars: int) -> Figure:
     return figure
 
 
+def draw_composition(figure: Figure, compositions: Mapping[str, Mapping[str, float]]) -> None:
+    """Draw one stacked bar per config onto an empty figure: mean slots by `metrics.SLOTS`."""
+    axes = figure.add_subplot()
+    left = np.zeros(len(compositions))
+    for slot, color in COLORS.items():
+        widths = np.array([slots[slot] for slots in compositions.values()])
+        label = slot if slot == "holes" else f"grade {slot}"
+        bars = axes.barh(list(compositions), widths, left=left, color=color, label=label)
+        # A number in a bar narrower than two slots would run into its neighbours.
+        axes.bar_label(bars, [f"{w:.0f}" if w >= 2 else "" for w in widths], label_type="center", fontsize=8)
+        left += widths
+    axes.invert_yaxis()  # the first config on top
+    axes.set_xlim(0, metrics.WINDOW)
+    axes.set_xlabel(f"slots of the top {metrics.WINDOW}, mean over tasks")
+    figure.legend(loc="outside upper center", ncols=len(COLORS), frameon=False, fontsize=8)
+
+
 def plot_composition(path: Path, compositions: Mapping[str, Mapping[str, float]]) -> None:
     """Draw the window's composition as one stacked bar per config.
 
@@ -271,19 +309,7 @@ def plot_composition(path: Path, compositions: Mapping[str, Mapping[str, float]]
         If the ending is no format that matplotlib writes.
     """
     figure = _figure(path, bars=len(compositions))
-    axes = figure.add_subplot()
-    left = np.zeros(len(compositions))
-    for slot, color in COLORS.items():
-        widths = np.array([slots[slot] for slots in compositions.values()])
-        label = slot if slot == "holes" else f"grade {slot}"
-        bars = axes.barh(list(compositions), widths, left=left, color=color, label=label)
-        # A number in a bar narrower than two slots would run into its neighbours.
-        axes.bar_label(bars, [f"{w:.0f}" if w >= 2 else "" for w in widths], label_type="center", fontsize=8)
-        left += widths
-    axes.invert_yaxis()  # the first config on top
-    axes.set_xlim(0, metrics.WINDOW)
-    axes.set_xlabel(f"slots of the top {metrics.WINDOW}, mean over tasks")
-    figure.legend(loc="outside upper center", ncols=len(COLORS), frameon=False, fontsize=8)
+    draw_composition(figure, compositions)
     with atomic_path(path) as temporary:
         figure.savefig(temporary, dpi=150)
 
@@ -366,6 +392,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         plot_composition(options.plot, {name: system.composition() for name, system in systems.items()})
     if options.per_query is not None:
         write_per_query(options.per_query, systems)
+    warn_of_close(value)
     if options.json:
         emit(value)
     else:
