@@ -82,6 +82,7 @@ class DenseLane:
             "prompt": self._document_prompt,
             "max_length": self._max_length,
             "fingerprint": taxonomy.fingerprint,
+            "stored": "float16",
         }
 
     def fit(self, taxonomy: Taxonomy) -> None:

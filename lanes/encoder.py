@@ -284,6 +284,9 @@ class Encoder:
     ) -> Float32:
         """Return float32[n_texts, width] from the cache, or encode and cache it.
 
+        The rows are kept as float16, half the size on disk; fresh ones are rounded alike, so that nothing depends on
+        where they came from.
+
         Parameters
         ----------
         texts : callable
@@ -303,9 +306,9 @@ class Encoder:
             if not np.isfinite(rows).all():
                 raise RankerError(f"model {self.model}: embeddings that are not finite; its weights are damaged")
             rows = unit(rows) if normalise else rows
-            return rows if reduce is None else reduce(rows)
+            return (rows if reduce is None else reduce(rows)).astype(np.float16)
 
-        return cached_array("dense", {**key, "normalise": normalise}, compute)
+        return cached_array("dense", {**key, "normalise": normalise}, compute).astype(np.float32)
 
 
 class EncoderPool:
