@@ -26,7 +26,7 @@ class Run:
     Attributes
     ----------
     name : str
-        The model's name in the file, or the file's stem where it has none.
+        The model's name in the file.
     tasks : mapping
         By task and query id: score by skill, each skill as the last part of its URI.
     """

@@ -183,7 +183,7 @@ def gold_of(task: GradedTask, gold: Sequence[Gold]) -> dict[str, frozenset[str]]
     names = {"", *task_names(task.name)}
     rows = [row for row in gold if row.task in names and row.skills]
     by_id = {row.query: row.skills for row in rows}
-    by_text = {normalise(row.text): row.skills for row in rows}
+    by_text = {text: row.skills for row in rows if (text := normalise(row.text))}
     found = {}
     for query, text in zip(task.query_ids, task.queries, strict=True):
         skills = by_id.get(query) or by_text.get(normalise(text))

@@ -17,7 +17,7 @@ from sklearn.metrics import roc_auc_score
 
 from ranker import screen
 from ranker.core.cli import run
-from ranker.core.tasks import load_tasks
+from ranker.core.tasks import GradedTask, load_tasks
 from ranker.runs import Run
 
 SHARED = Path(__file__).resolve().parents[2] / "shared/data"
@@ -75,6 +75,17 @@ def test_fills_top_by_hand():
     assert screen.fills_top(scores, frozenset("ab"))
     assert not screen.fills_top(scores, frozenset("ac"))
     assert not screen.fills_top({"a": 1.0}, frozenset("ab"))
+
+
+def test_gold_is_found_by_id_and_else_by_text_but_not_by_no_text():
+    task = GradedTask("t", "validation", ("q1", "q2", "q3"), ("one", "Two  words", ""), {"q1": {}, "q2": {}, "q3": {}})
+    rows = [
+        screen.Gold("", "q1", "x", frozenset("a")),
+        screen.Gold("", "", "Two words", frozenset("b")),
+        screen.Gold("", "", "", frozenset("c")),
+        screen.Gold("other task", "q1", "one", frozenset("d")),
+    ]
+    assert screen.gold_of(task, rows) == {"q1": frozenset("a"), "q2": frozenset("b")}
 
 
 def test_verdict_needs_enough_queries():
