@@ -284,8 +284,8 @@ class Encoder:
     ) -> Float32:
         """Return float32[n_texts, width] from the cache, or encode and cache it.
 
-        The rows are kept as float16, half the size on disk; fresh ones are rounded alike, so that nothing depends on
-        where they came from.
+        Rows of length 1 are kept as float16, half the size on disk; fresh ones are rounded alike, so that nothing
+        depends on where they came from.
 
         Parameters
         ----------
@@ -306,9 +306,10 @@ class Encoder:
             if not np.isfinite(rows).all():
                 raise RankerError(f"model {self.model}: embeddings that are not finite; its weights are damaged")
             rows = unit(rows) if normalise else rows
-            return (rows if reduce is None else reduce(rows)).astype(np.float16)
+            rows = rows if reduce is None else reduce(rows)
+            return rows.astype(np.float16) if normalise else rows
 
-        return cached_array("dense", {**key, "normalise": normalise}, compute).astype(np.float32)
+        return cached_array("dense", {**key, "normalise": normalise}, compute).astype(np.float32, copy=False)
 
 
 class EncoderPool:

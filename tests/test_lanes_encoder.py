@@ -41,7 +41,9 @@ def test_embeddings_equal_sentence_transformers(tmp_path: Path, pooling: str, ac
     encoder, model = Encoder(str(folder)), reference(folder)
     want = model.encode(TEXTS)
     np.testing.assert_allclose(np.stack([encoder.query(text) for text in TEXTS]), want, atol=1e-5)
-    np.testing.assert_allclose(encoder.documents(lambda: TEXTS, key={"test": pooling + act}), want, atol=1e-5)
+    made = encoder.documents(lambda: TEXTS, key={"test": pooling + act})
+    np.testing.assert_allclose(made, want, rtol=6e-4, atol=1e-5)  # kept as float16: 11 bits
+    np.testing.assert_array_equal(made, encoder.documents(lambda: [], key={"test": pooling + act}))
     assert encoder.parameters == sum(p.numel() for p in model.parameters())
 
 
@@ -87,7 +89,7 @@ def test_dense_views(tmp_path: Path) -> None:
         options = {"query_prompt": "ask: ", "document_prompt": "say: "}
         lane = DenseLane("x", encoders=pool, model=folder, view=view, **options)
         lane.fit(taxonomy)
-        np.testing.assert_allclose(lane.score(["paint walls"])[0], want, atol=1e-5)
+        np.testing.assert_allclose(lane.score(["paint walls"])[0], want, atol=5e-4)  # skills are kept as float16
         assert lane.vectors.shape == (36, 16)
 
 

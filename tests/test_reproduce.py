@@ -32,7 +32,7 @@ def test_a_command_for_several_figures_runs_once_and_a_failure_is_told_for_each(
 
 
 def test_a_real_command_is_run_and_its_last_line_read():
-    value = reproduce.measure("ranker.size --config {data} --json", "embedded")
+    value = reproduce.measure("ranker.size --config {data} --json", "lanes")
     assert pick(value, "total_parameters") == 22_713_216
 
 
