@@ -114,7 +114,8 @@ def test_feedback_of_one_is_similarity_to_the_best_skill(dense: DenseLane) -> No
     lane = FeedbackLane("x", base_lane=dense, top=1)
     lane.fit(toy())
     scores = dense.score(["paint car engines"])
-    np.testing.assert_allclose(lane.smooth(scores)[0], dense.vectors @ dense.vectors[scores[0].argmax()], atol=1e-5)
+    # Stored rows are rounded to half precision, so their length is 1 to 1e-4.
+    np.testing.assert_allclose(lane.smooth(scores)[0], dense.vectors @ dense.vectors[scores[0].argmax()], atol=2e-4)
 
 
 def test_feedback_does_not_depend_on_the_scale_of_the_base(dense: DenseLane) -> None:
