@@ -168,8 +168,9 @@ def group_levels(taxonomy: Taxonomy) -> tuple[Padded, ...]:
     levels = []
     for depth in range(3):
         rows, codes = [], []
+        above = {code: _ancestor(code, depth) for code in {code for groups in taxonomy.groups for code in groups}}
         for row, groups in enumerate(taxonomy.groups):
-            cut = {_ancestor(code, depth) for code in groups}
+            cut = {above[code] for code in groups}
             rows += [row] * len(cut)
             codes += sorted(cut)
         names = {code: i for i, code in enumerate(sorted(set(codes)))}
@@ -197,49 +198,55 @@ def build_statics(taxonomy: Taxonomy, graph: Padded | None = None) -> Statics:
     graph : Padded[n_skills, n_skills], optional
         Row-normalised similarity graph. Without it there are no neighbour features.
     """
-    return _assemble(taxonomy, _phrase_words(taxonomy), graph)
+    return _assemble(taxonomy, _phrases(taxonomy), graph)
 
 
 def load_statics(taxonomy: Taxonomy, graph: Padded | None = None) -> Statics:
     """Return `build_statics`, its slow part (splitting some 100,000 names into words) taken from the cache."""
     path = cache_dir() / f"phrases-{taxonomy.fingerprint}.json"
-    phrases: list[list[str]] | None = None
+    phrases: list[str] | None = None
     if path.is_file():
         try:
-            phrases = [line.split() for line in json.loads(path.read_text(encoding="utf-8"))]
+            phrases = json.loads(path.read_text(encoding="utf-8"))
         except ValueError:
             path.unlink(missing_ok=True)  # a damaged file is made anew
-    if phrases is None or len(phrases) != len(taxonomy) + sum(map(len, taxonomy.alt_labels)):
-        phrases = _phrase_words(taxonomy)
-        write_json(path, [" ".join(phrase) for phrase in phrases])
+    if not isinstance(phrases, list) or len(phrases) != len(taxonomy) + sum(map(len, taxonomy.alt_labels)):
+        phrases = _phrases(taxonomy)
+        write_json(path, phrases)
     return _assemble(taxonomy, phrases, graph)
 
 
-def _phrase_words(taxonomy: Taxonomy) -> list[list[str]]:
-    """Return the words of every label followed by its alt labels, skill by skill."""
+def _phrases(taxonomy: Taxonomy) -> list[str]:
+    """Return the words of every label and its alt labels, skill by skill, joined by single spaces."""
     names = zip(taxonomy.label, taxonomy.alt_labels, strict=True)
-    return [tokens(normalise(name)) for label, others in names for name in (label, *others)]
+    return [" ".join(tokens(normalise(name))) for label, others in names for name in (label, *others)]
 
 
-def _assemble(taxonomy: Taxonomy, phrases: list[list[str]], graph: Padded | None) -> Statics:
-    aliases: dict[str, dict[int, bool]] = {}
+def _aliases(phrases: list[str], owners: list[int], first: set[int]) -> dict[str, tuple[tuple[int, bool], ...]]:
+    """Return the skills of every phrase that is short enough, each with whether it is the preferred label."""
+    aliases: dict[str, tuple[tuple[int, bool], ...]] = {}
+    for i, (phrase, row) in enumerate(zip(phrases, owners, strict=True)):
+        if not phrase or phrase.count(" ") >= LONGEST_ALIAS:
+            continue
+        known = aliases.get(phrase, ())
+        if known and known[-1][0] == row:  # owners ascend, so a skill's own repeat is the last
+            aliases[phrase] = (*known[:-1], (row, known[-1][1] or i in first))
+        else:
+            aliases[phrase] = (*known, (row, i in first))
+    return aliases
+
+
+def _assemble(taxonomy: Taxonomy, phrases: list[str], graph: Padded | None) -> Statics:
     start = np.cumsum([0, *(1 + len(names) for names in taxonomy.alt_labels)], dtype=np.int64)
     first = set(start.tolist())
     skill_of = np.repeat(np.arange(len(taxonomy)), np.diff(start))
-    for i, (phrase, row) in enumerate(zip(phrases, skill_of.tolist(), strict=True)):
-        if 0 < len(phrase) <= LONGEST_ALIAS:
-            known = aliases.setdefault(" ".join(phrase), {})
-            known[row] = known.get(row, False) or i in first
-    stems: dict[str, str] = {}
-    number: dict[str, int] = {}
-    flat = []
-    for phrase in phrases:
-        for token in phrase:
-            if token not in stems:
-                stems[token] = stem(token)
-            flat.append(number.setdefault(stems[token], len(number)))
+    words_of = " ".join(phrases).split()
+    stems = {token: stem(token) for token in dict.fromkeys(words_of)}
+    number = {short: i for i, short in enumerate(dict.fromkeys(stems.values()))}
+    place = {token: number[short] for token, short in stems.items()}
+    flat = [place[token] for token in words_of]
     n, kinds = len(phrases), max(len(number), 1)
-    where = np.repeat(np.arange(n), [len(phrase) for phrase in phrases])
+    where = np.repeat(np.arange(n), [phrase.count(" ") + 1 if phrase else 0 for phrase in phrases])
     pairs = np.unique(where.astype(np.int64) * kinds + np.array(flat, dtype=np.int64))
     rows, columns = pairs // kinds, pairs % kinds
     count = np.bincount(columns, minlength=kinds)
@@ -255,7 +262,7 @@ def _assemble(taxonomy: Taxonomy, phrases: list[list[str]], graph: Padded | None
     )
     return Statics(
         fingerprint=taxonomy.fingerprint,
-        aliases={name: tuple(known.items()) for name, known in aliases.items()},
+        aliases=_aliases(phrases, skill_of.tolist(), first),
         vocabulary={token: i for token, i in number.items() if not common[i]},
         weight=weight,
         phrases=sparse.csc_matrix((share, (rows, columns)), shape=(n, kinds)),
@@ -302,8 +309,12 @@ def standardise(values: Float32, at: Float32) -> Float32:
 
 def count_above(values: Float32, at: Float32) -> Float32:
     """Return, for each of `at`, how many of `values` are strictly greater: the rank from 0, ties sharing the best."""
-    ordered = np.sort(values)
-    return (len(values) - np.searchsorted(ordered, at, side="right")).astype(np.float32)
+    # Only what reaches the lowest of them matters, and a search in ascending order stays in the cache.
+    near = np.sort(values[values >= at.min()]) if len(at) else values[:0]
+    order = np.argsort(at)
+    count = np.empty(len(at), np.float32)
+    count[order] = len(near) - np.searchsorted(near, at[order], side="right")
+    return count
 
 
 def build_features(
