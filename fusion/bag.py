@@ -48,7 +48,7 @@ def labels(grades: NDArray[np.int8], objective: str) -> NDArray[np.float32]:
     known = np.maximum(grades, 0)
     if objective in LISTWISE:
         return known.astype(np.float32)
-    return (np.array(LABEL_GAIN, np.float32) / LABEL_GAIN[-1])[known]
+    return np.asarray(np.array(LABEL_GAIN, np.float32)[known] / np.float32(LABEL_GAIN[-1]), dtype=np.float32)
 
 
 class Learner(Protocol):
@@ -194,7 +194,7 @@ def train_bag(
     seeds : sequence of int
         One member each.
     weights : float32[n_queries, k], optional
-        Weight of each row.
+        Weight of each row; rows of weight 0 are left out.
     learner : callable
         Trains a member.
     progress : callable, optional
@@ -209,11 +209,12 @@ def train_bag(
     if grades.shape != (n, k) or width != len(names):
         raise InputError(f"features {values.shape}, grades {grades.shape} and {len(names)} names do not fit together")
     fixed = {"num_threads": THREADS, "verbosity": -1, "deterministic": True, "force_row_wise": True}
+    kept = np.ones((n, k), dtype=bool) if weights is None else weights > 0
     data = lightgbm.Dataset(
-        np.ascontiguousarray(values.reshape(n * k, width)),
-        label=labels(grades, "lambdarank").ravel(),
-        group=[k] * n,
-        weight=None if weights is None else weights.ravel(),
+        values[kept],
+        label=labels(grades, "lambdarank")[kept],
+        group=[size for size in kept.sum(axis=1).tolist() if size],
+        weight=None if weights is None else weights[kept],
         feature_name=[f"f{i}" for i in range(width)],  # the names are the manifest's: LightGBM's allow no signs
         free_raw_data=False,
         params={**fixed, **{key: value for key, value in params[0].items() if key == "max_bin"}},
@@ -221,7 +222,7 @@ def train_bag(
     members = []
     for done, seed in enumerate(seeds, start=1):
         chosen = params[(done - 1) % len(params)]
-        data.set_label(labels(grades, chosen["objective"]).ravel())
+        data.set_label(labels(grades, chosen["objective"])[kept])
         members.append(learner({**chosen, **fixed, "seed": int(seed)}, data, rounds).model_to_string())
         if progress is not None:
             progress(done)

@@ -304,7 +304,7 @@ def standardise(values: Float32, at: Float32) -> Float32:
     exact -= mean
     deviation = np.sqrt(np.einsum("...i,...i->...", exact, exact)[..., None] / values.shape[-1])
     # A constant row leaves only rounding noise, which must not be blown up into a signal.
-    return ((at - mean) / np.where(deviation > 1e-9, deviation, np.inf)).astype(np.float32)
+    return np.asarray((at - mean) / np.where(deviation > 1e-9, deviation, np.inf), dtype=np.float32)
 
 
 def count_above(values: Float32, at: Float32) -> Float32:

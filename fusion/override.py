@@ -37,4 +37,4 @@ def apply_override(scores: Float32, exact: Float32) -> Float32:
     if scores.size == 0:
         return scores
     width = scores.max(axis=1, keepdims=True) - scores.min(axis=1, keepdims=True) + 1
-    return (scores + exact * width).astype(np.float32)
+    return np.asarray(scores + exact * width, dtype=np.float32)

@@ -125,7 +125,7 @@ class SkillPrior:
 
     def save(self, path: Path) -> None:
         """Write counts and graph as npz; groups come from the taxonomy. The same prior gives the same bytes."""
-        arrays: dict[str, NDArray[Any]] = {"counts": self.counts}
+        arrays: dict[str, Any] = {"counts": self.counts}
         if self.graph is not None:
             arrays |= {"graph_index": self.graph.index, "graph_weight": self.graph.weight.astype(np.float16)}
         with atomic_path(path) as temporary, temporary.open("wb") as stream:

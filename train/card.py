@@ -33,8 +33,9 @@ a person, and a probability is an average over texts like those below.
 
 ## Training
 
-{about["queries"]} queries (data fingerprint `{about["data"]}`), {about["rounds"]} trees per member. It holds trees, counts
-per skill and a graph of similar skills; no text of a query, nothing that ties a count to one. Made with {libraries}.
+{about["queries"]} queries (data fingerprint `{about["data"]}`), {about["rounds"]} trees per member. It holds trees,
+counts per skill and a graph of similar skills; no text of a query, and nothing that ties a count to one.
+Made with {libraries}.
 
 ## Figures
 
@@ -65,5 +66,6 @@ Ten strongest features by gain: {features}.
 The prior counts how often a skill was relevant among the training queries: skills they never met fall back to their
 group and neighbours, and a text from a sector they did not touch gains less than these figures say. The task-left-out
 column is the one to plan with. Scores are standardised within a text, so a probability compares the skills of one text
-better than it tells a text without any skill from one with many. Grades come from a language model's judgement, skills without a grade count as grade 0.
+better than it tells a text without any skill from one with many. Grades come from a language model's judgement; skills
+without a grade count as grade 0.
 """

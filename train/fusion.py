@@ -188,8 +188,8 @@ def gather(
         order.update(np.ascontiguousarray(array[:, ::97] if array.shape[1] > 1000 else array).tobytes())
     grades = metrics.ranked_grades(pool, judged, len(taxonomy))
     ideal = metrics.ideal_grades([list(row.values()) for row in labels])
-    for part in (pool, grades, ideal):
-        order.update(part.tobytes())
+    for integers in (pool, grades, ideal):
+        order.update(integers.tobytes())
     order.update(json.dumps([queries, names, list(lanes), list(columns)]).encode())
     return GradedPool(
         inputs=PoolInputs(queries, lanes, base, pool, columns),
