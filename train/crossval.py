@@ -168,12 +168,16 @@ def fit(
     pool: GradedPool, table: FeatureTable, recipe: Recipe, train: Rows, *, seed: int = 0,
     progress: Callable[[int], None] | None = None,
 ) -> Bag:
-    """Train the recipe's bag on some queries."""
+    """Train the recipe's bag on some queries.
+
+    An unjudged skill is learned as grade 0 where the judged pool was deep. Helpers were judged less deep, and what is
+    unjudged of them is left out: much of it would be grade 1.
+    """
     weights = None
     helper = np.array([pool.tasks[i] == HELPER_TASK for i in train])
-    if helper.any() and recipe.helper_weight != 1:
-        weights = np.where(helper[:, None], recipe.helper_weight, 1).astype(np.float32)
-        weights = np.broadcast_to(weights, (len(train), pool.grades.shape[1]))
+    if helper.any():
+        known = np.where(pool.grades[train] >= 0, recipe.helper_weight, 0)
+        weights = np.where(helper[:, None], known, 1).astype(np.float32)
     return train_bag(
         table.values[train], pool.grades[train], table.names, params=recipe.params, rounds=recipe.rounds,
         seeds=recipe.seeds(seed), weights=weights, progress=progress,
@@ -225,7 +229,7 @@ def cross_validate(
 
     key = {
         "data": pool.fingerprint, "names": static.names, "graph": _graph_key(statics), "folds": folds.tolist(),
-        "seed": seed, "recipe": {**vars(recipe), "params": [dict(params) for params in recipe.params]}, "format": 1,
+        "seed": seed, "recipe": {**vars(recipe), "params": [dict(params) for params in recipe.params]}, "format": 2,
     }
     return cached_array("fusion-cv", key, compute)
 
