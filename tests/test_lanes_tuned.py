@@ -40,7 +40,8 @@ def test_training_helps_and_the_lane_serves_what_was_trained(world):
     folder, model, taxonomy, graded, views = world
     trainer = Trainer(graded, views, model, RECIPE)
     rows = np.arange(24)
-    before = figures(graded, trainer.scores(Trainer(graded, views, model, replace(RECIPE, epochs=0)).train(rows), rows), rows)
+    untrained = Trainer(graded, views, model, replace(RECIPE, epochs=0)).train(rows)
+    before = figures(graded, trainer.scores(untrained, rows), rows)
     trained = trainer.train(rows)
     expected = trainer.scores(trained, rows)
     assert figures(graded, expected, rows)["macro"] > before["macro"] + 0.02

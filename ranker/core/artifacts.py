@@ -82,8 +82,8 @@ def write_json(target: Path, value: Any) -> None:
 def cached_array(name: str, key: dict[str, Any], compute: Any, folder: Path | None = None) -> Float32:
     """Return a float array from the cache or as shipped, else compute and store it.
 
-    Arrays that take minutes to compute are shipped in checkpoints/arrays for the default taxonomy. Two processes may race: both compute, each writes a whole file, and the last rename wins, so a reader never sees
-    half an array.
+    Arrays that take minutes to compute are shipped in checkpoints/arrays for the default taxonomy. Two processes may
+    race: both compute, each writes a whole file, and the last rename wins, so a reader never sees half an array.
 
     Parameters
     ----------
