@@ -7,7 +7,9 @@ Texts of one call have the same number of tokens, so that there is no padding an
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,10 @@ from ranker.core.types import Float32
 # Abramowitz and Stegun, Handbook of Mathematical Functions, 7.1.26: |error| of erf <= 1.5e-7.
 _ERF_P = np.float32(0.3275911)
 _ERF = tuple(np.float32(a) for a in (1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592))
+
+
+# How many texts a trunk remembers: a chunk of queries goes through one lane before the next lane sees it.
+_TRUNK_TEXTS = 64
 
 
 def gelu(x: Float32) -> Float32:
@@ -44,11 +50,24 @@ def gelu(x: Float32) -> Float32:
 
 def _layer_norm(x: Float32, weight: Float32, bias: Float32, epsilon: float) -> Float32:
     """Normalise the columns of float32[width, n]; `weight` and `bias` are float32[width, 1]."""
-    x = x - x.mean(0)
-    x *= 1 / np.sqrt(np.mean(x * x, 0) + np.float32(epsilon))
+    mean = np.full(len(x), 1 / len(x), dtype=np.float32)  # a product with it is the quickest mean
+    x = x - mean @ x
+    x *= 1 / np.sqrt(mean @ (x * x) + np.float32(epsilon))
     x *= weight
     x += bias
     return x
+
+
+def _linear(weight: Float32, bias: Float32, x: Float32) -> Float32:
+    """Return weight @ x + bias; a short text takes blocks of rows so small that BLAS does not repack them."""
+    rows, inner = weight.shape
+    block = 96 if inner < 1_024 else 24
+    if x.shape[1] > 24 or rows % block:
+        y: Float32 = weight @ x
+    else:
+        y = (weight.reshape(rows // block, block, inner) @ x).reshape(rows, -1)
+    y += bias
+    return y
 
 
 def supports(config: Mapping[str, Any]) -> bool:
@@ -89,6 +108,35 @@ class _Reader:
         )
 
 
+class _Trunk:
+    """Where encoders that share their lower layers part: the states of the last texts, so that one run serves all."""
+
+    def __init__(self) -> None:
+        self.depth = 0
+        self._states: OrderedDict[bytes, Float32] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def branch(self, depth: int) -> None:
+        """Remember the input of layer `depth` from here on."""
+        with self._lock:
+            if depth != self.depth:
+                self._states.clear()
+                self.depth = depth
+
+    def get(self, key: bytes) -> Float32 | None:
+        """Return the states of a text, None where they are not among the last."""
+        with self._lock:
+            return self._states.get(key)
+
+    def put(self, key: bytes, states: Float32, depth: int) -> None:
+        """Keep the states of a text, and drop the oldest."""
+        with self._lock:
+            if depth == self.depth:
+                self._states[key] = states
+                while len(self._states) > _TRUNK_TEXTS:
+                    self._states.popitem(last=False)
+
+
 class Bert:
     """The encoder.
 
@@ -112,6 +160,7 @@ class Bert:
         self.positions = self.positions + read.get("embeddings.token_type_embeddings.weight")[0]
         self.norm = read.norm("embeddings.LayerNorm")
         self.layers = [read.layer(i) for i in range(int(config["num_hidden_layers"]))]
+        self._trunk = _Trunk()
 
     def with_layers(self, weights: Mapping[str, NDArray[Any]], first: int) -> Bert:
         """Return an encoder that shares everything but the layers from `first` on, which `weights` holds.
@@ -121,6 +170,7 @@ class Bert:
         KeyError
             If a tensor is missing.
         """
+        self._trunk.branch(first if first < len(self.layers) else 0)
         other = copy.copy(self)
         read = _Reader(weights)
         other.layers = [*self.layers[:first], *(read.layer(i) for i in range(first, len(self.layers)))]
@@ -140,13 +190,25 @@ class Bert:
             int[n_texts, n_tokens]: token ids, special tokens included, no padding.
         """
         texts, length = ids.shape
-        x = (self.words[ids] + self.positions[:length]).reshape(texts * length, -1).T
-        x = _layer_norm(x, *self.norm, self.epsilon)
-        width = len(x)
+        depth = self._trunk.depth if texts == 1 else 0
+        known = self._trunk.get(ids.tobytes()) if depth else None
+        if known is None:
+            x = (self.words[ids] + self.positions[:length]).reshape(texts * length, -1).T
+            x = self._run(_layer_norm(x, *self.norm, self.epsilon), self.layers[:depth], texts)
+            if depth:
+                self._trunk.put(ids.tobytes(), x, depth)
+        else:
+            x = known
+        x = self._run(x, self.layers[depth:], texts)
+        return np.ascontiguousarray(x.T).reshape(texts, length, -1)
+
+    def _run(self, x: Float32, layers: Sequence[tuple[tuple[Float32, Float32], ...]], texts: int) -> Float32:
+        """Return the states float32[width, n_texts * n_tokens] after some layers; `x` stays as it is."""
+        width, length = len(x), x.shape[1] // texts
         size = width // self.heads
         scale = np.float32(size**-0.5)
-        for qkv, out, out_norm, up, down, down_norm in self.layers:
-            mixed = (qkv[0] @ x + qkv[1]).reshape(3, self.heads, size, texts, length).transpose(0, 3, 1, 2, 4)
+        for qkv, out, out_norm, up, down, down_norm in layers:
+            mixed = _linear(*qkv, x).reshape(3, self.heads, size, texts, length).transpose(0, 3, 1, 2, 4)
             query, key, value = mixed  # each [texts, heads, size, length]
             # [texts, heads, key, query]: the softmax over keys runs down the columns.
             weights = key.swapaxes(-1, -2) @ (query * scale)
@@ -154,6 +216,10 @@ class Bert:
             np.exp(weights, out=weights)
             weights /= weights.sum(-2, keepdims=True)
             context = (value @ weights).transpose(1, 2, 0, 3).reshape(width, texts * length)
-            x = _layer_norm(out[0] @ context + out[1] + x, *out_norm, self.epsilon)
-            x = _layer_norm(down[0] @ gelu(up[0] @ x + up[1]) + down[1] + x, *down_norm, self.epsilon)
-        return np.ascontiguousarray(x.T).reshape(texts, length, width)
+            context = _linear(*out, context)
+            context += x
+            x = _layer_norm(context, *out_norm, self.epsilon)
+            inner = _linear(*down, gelu(_linear(*up, x)))
+            inner += x
+            x = _layer_norm(inner, *down_norm, self.epsilon)
+        return x

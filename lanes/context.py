@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from lanes.encoder import EncoderPool
-from lanes.threads import one_thread
+from lanes.threads import one_blas_thread
 from lanes.views import TEXT_VIEWS, check, check_number, unfitted, view_texts
 from ranker.core.taxonomy import Taxonomy
 from ranker.core.types import Float32
@@ -62,6 +62,7 @@ class ContextLane:
 
     def fit(self, taxonomy: Taxonomy) -> None:
         """Embed the taxonomy as the model gives it, from the cache where it is there."""
+        one_blas_thread()
         key: dict[str, Any] = {
             "model": self.encoder.revision,
             "view": self._view,
@@ -81,8 +82,7 @@ class ContextLane:
         result = np.empty((len(queries), len(self._vectors)), dtype=np.float32)
         for row, query in enumerate(queries):
             states = self.encoder.query_tokens(query, max_length=self._max_length)
-            with one_thread():
-                dots = states @ self._vectors.T
+            dots = states @ self._vectors.T
             weights = dots / self._temperature
             weights -= weights.max(axis=0)
             np.exp(weights, out=weights)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from lanes.encoder import EncoderPool, unit
-from lanes.threads import one_thread
+from lanes.threads import one_blas_thread
 from lanes.views import check, check_number, unfitted, view_texts
 from ranker.core.taxonomy import Taxonomy
 from ranker.core.types import Float32
@@ -87,6 +87,7 @@ class DenseLane:
 
     def fit(self, taxonomy: Taxonomy) -> None:
         """Embed the taxonomy, from the cache where it is there."""
+        one_blas_thread()
         names = [(label, *alts) for label, alts in zip(taxonomy.label, taxonomy.alt_labels, strict=True)]
         starts = np.cumsum([0, *map(len, names)])[:-1]
 
@@ -111,8 +112,7 @@ class DenseLane:
         result = np.empty((len(queries), skills), dtype=np.float32)
         for row, query in enumerate(queries):
             vector = self.encoder.query(self._query_prompt + query, max_length=self._max_length)
-            with one_thread():
-                cosines = self._vectors @ vector
+            cosines = self._vectors @ vector
             result[row] = cosines if self._starts is None else np.maximum.reduceat(cosines, self._starts)
         return result
 

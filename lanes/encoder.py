@@ -15,7 +15,7 @@ import numpy as np
 from tqdm.auto import tqdm
 
 from lanes import bert
-from lanes.threads import one_thread
+from lanes.threads import one_blas_thread
 from ranker.core.artifacts import cached_array, sha256_file
 from ranker.core.config import CONFIG_DIR
 from ranker.core.errors import RankerError, ResourceError
@@ -90,6 +90,7 @@ class _NumpyBackend:
         except (SafetensorError, OSError) as error:
             raise ResourceError(f"{folder / 'model.safetensors'} cannot be read ({error}); fetch it again") from error
         self.parameters = sum(int(w.size) for name, w in weights.items() if not name.endswith("position_ids"))
+        one_blas_thread()
         self.model = bert.Bert(json.loads((folder / "config.json").read_text()), weights)
         self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         self.tokenizer.no_padding()
@@ -152,7 +153,7 @@ class _NumpyBackend:
 
         # One BLAS thread in each of several workers: nobody waits in the middle of a batch.
         bar = tqdm(total=len(ids), desc="embedding the taxonomy", unit="text", delay=5, leave=False)
-        with bar, one_thread() as threads, ThreadPoolExecutor(threads) as workers:
+        with bar, ThreadPoolExecutor(one_blas_thread()) as workers:
             for done in workers.map(encode, batches):
                 bar.update(done)
         return unit(result) if self.normalises else result
@@ -243,8 +244,7 @@ class Encoder:
             return found
         backend = self.backend
         if isinstance(backend, _NumpyBackend):
-            with one_thread():
-                tokens = backend.states(text, max_length)
+            tokens = backend.states(text, max_length)
             value: tuple[Float32, Float32 | None] = (unit(backend.pool(tokens)), tokens)
         else:
             value = (

@@ -13,7 +13,6 @@ from scipy import sparse
 
 from lanes.base import Lane
 from lanes.dense import DenseLane
-from lanes.threads import one_thread
 from lanes.views import check_number
 from ranker.core.artifacts import cached_array
 from ranker.core.errors import ArgumentError
@@ -266,6 +265,5 @@ class FeedbackLane(_Derived):
         weights = np.exp(self._sharpness * (z[best] - z[best[0]]))
         centre = (weights / weights.sum()) @ self._vectors[best]
         centre = (centre / max(float(np.linalg.norm(centre)), 1e-12)).astype(np.float32)
-        with one_thread():
-            cosines: Float32 = self._vectors @ centre
+        cosines: Float32 = self._vectors @ centre
         return cosines

@@ -12,7 +12,6 @@ import numpy as np
 
 from lanes.dense import DenseLane
 from lanes.encoder import EncoderPool, unit
-from lanes.threads import one_thread
 from lanes.views import check_number, unfitted
 from ranker.core.types import Float32
 
@@ -94,8 +93,7 @@ class SpanLane(DenseLane):
         for row, query in enumerate(queries):
             states = self.encoder.query_tokens(query, max_length=self._max_length)
             parts = windows(states, self._size, self._limit) / self._temperature
-            with one_thread():
-                scaled = vectors @ np.ascontiguousarray(parts.T)
+            scaled = vectors @ np.ascontiguousarray(parts.T)
             best = scaled.max(axis=1)
             scaled -= best[:, None]
             result[row] = self._temperature * (best + np.log(np.exp(scaled, out=scaled).mean(axis=1)))

@@ -129,3 +129,25 @@ def test_context_equals_the_benchmarks_own(tmp_path: Path) -> None:
     queries = [text for text in TEXTS if text]
     want = their._compute_rankings(queries, list(toy().label), None, None).numpy()
     np.testing.assert_allclose(lane.score(queries), want, atol=1e-5)
+
+
+def test_encoders_that_share_layers_run_them_once_and_alike(tmp_path: Path) -> None:
+    from safetensors.numpy import load_file
+
+    other = {
+        name: tensor * 1.1
+        for name, tensor in load_file(write_tiny_bert(tmp_path / "a") / "model.safetensors").items()
+        if name.startswith("encoder.layer.1.")
+    }
+    texts = [np.array([[2, 5, 9, 3]]), np.array([[2, 7, 3]]), np.array([[2, 5, 9, 3]])]
+    alone = Encoder(str(tmp_path / "a")).backend.model
+    plain = [alone(ids) for ids in texts]
+    branched = [alone.with_layers(other, 1)(ids) for ids in texts]
+    for order in (("plain", "branch"), ("branch", "plain")):
+        model = Encoder(str(tmp_path / "a")).backend.model
+        runs = {"plain": model, "branch": model.with_layers(other, 1)}
+        for ids, want_plain, want_branch in zip(texts, plain, branched, strict=True):
+            got = {name: runs[name](ids) for name in order}
+            np.testing.assert_array_equal(got["plain"], want_plain)
+            np.testing.assert_array_equal(got["branch"], want_branch)
+    assert np.abs(plain[0] - branched[0]).max() > 1e-3
