@@ -41,11 +41,7 @@ from train.folds import duplicate_clusters, make_folds, read_folds
 
 @dataclass(frozen=True)
 class Recipe:
-    """Hyper-parameters of the tower; chosen on held-out folds.
-
-    `unknown`: of a helper, whose pool was judged less deep, the unjudged skills among this many nearest ones are left
-    out of the loss, since many of them would be grade 1.
-    """
+    """Hyper-parameters of the tower; chosen on held-out folds."""
 
     first_layer: int = 4
     epochs: int = 7
@@ -55,7 +51,6 @@ class Recipe:
     pull: float = 1.0
     gain_power: float = 1.3
     negatives: int = 2400
-    unknown: int = 800
     scale: float = 20.0
     max_length: int = 96
     seed: int = 0
@@ -165,15 +160,6 @@ class Trainer:
         gains = np.exp2(np.maximum(graded.grades, 0).astype(np.float32)) - 1
         self.targets = torch.from_numpy(gains**recipe.gain_power)
         self.relevant = graded.grades > 0
-        helpers = np.flatnonzero([task == HELPER_TASK for task in graded.tasks])
-        self.unknown = np.zeros(graded.grades.shape, dtype=bool)
-        if len(helpers) and recipe.unknown:
-            layers = self.encoder.encoder.layer[recipe.first_layer :]
-            with torch.inference_mode():
-                plain = torch.cat([self._queries(layers, [row]) for row in helpers]).numpy()
-            near = top_rows(plain @ (views[0] + views[1]).T, recipe.unknown)
-            self.unknown[helpers[:, None], near] = True
-            self.unknown &= graded.grades < 0
 
     def _queries(self, layers: Any, rows: Sequence[int]) -> Any:
         import torch
@@ -233,7 +219,6 @@ class Trainer:
                 seen = torch.from_numpy(np.concatenate([relevant, sample]))
                 query = self._queries(layers, batch)
                 logits = scale.exp() * (query @ head + bias) @ self.skills[seen].T
-                logits = logits.masked_fill(torch.from_numpy(self.unknown[batch][:, seen.numpy()]), -1e4)
                 # A sampled skill stands for all that were not: its share of the softmax's sum is raised accordingly.
                 share = torch.zeros(len(seen))
                 share[len(relevant) :] = math.log(max(len(others), 1) / max(len(sample), 1))
