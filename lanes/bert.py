@@ -45,7 +45,9 @@ def gelu(x: Float32) -> Float32:
     np.negative(z, out=z)
     tail *= np.exp(z, out=z)  # 1 - erf(|x| / sqrt 2)
     tail *= np.float32(0.5)
-    return np.maximum(x, 0) - np.abs(x) * tail  # type: ignore[no-any-return]
+    result: Float32 = np.maximum(x, 0)
+    result -= np.abs(x) * tail
+    return result
 
 
 def _layer_norm(x: Float32, weight: Float32, bias: Float32, epsilon: float) -> Float32:

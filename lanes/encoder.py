@@ -127,7 +127,8 @@ class _NumpyBackend:
     def states(self, text: str, max_length: int | None) -> Float32:
         """Return float32[n_tokens, width]: the last hidden states of one text."""
         self.tokenizer.enable_truncation(min(max_length or self.max_length, self.max_length))
-        return self.model(np.asarray([self.tokenizer.encode(text).ids]))[0]
+        states: Float32 = self.model(np.asarray([self.tokenizer.encode(text).ids]))[0]
+        return states
 
     def pool(self, states: Float32) -> Float32:
         """Return the pooled states, not normalised."""

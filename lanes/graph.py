@@ -134,7 +134,7 @@ class GroupLane(_Derived):
             return np.zeros_like(scores)
         mass = np.exp(np.minimum(self._beta * zscore(scores[None])[0], np.float32(60)))
         strength = np.log((self._gather @ mass + self._prior) / self._sizes) / self._beta
-        result = self._spread @ strength
+        result: Float32 = self._spread @ strength
         # Skills without a group get what a skill has on average: no evidence in either direction.
         result[~self._grouped] = result[self._grouped].mean()
         return result

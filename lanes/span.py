@@ -56,7 +56,7 @@ class SpanLane(DenseLane):
     size : int
         Tokens of a window.
     temperature : float
-        The t above.
+        The t above, at least 0.025.
     limit : int
         Most windows of one query.
 
@@ -81,7 +81,7 @@ class SpanLane(DenseLane):
         super().__init__(name, encoders=encoders, model=model, view=view, max_length=max_length)
         check_number(size, 1, 512, option="size", lane=name, whole=True)
         check_number(limit, 1, 512, option="limit", lane=name, whole=True)
-        check_number(temperature, 0.002, 100, option="temperature", lane=name)
+        check_number(temperature, 0.025, 100, option="temperature", lane=name)
         self._size, self._limit, self._temperature = size, limit, np.float32(temperature)
 
     def score(self, queries: Sequence[str]) -> Float32:
@@ -94,7 +94,8 @@ class SpanLane(DenseLane):
             states = self.encoder.query_tokens(query, max_length=self._max_length)
             parts = windows(states, self._size, self._limit) / self._temperature
             scaled = vectors @ np.ascontiguousarray(parts.T)
-            best = scaled.max(axis=1)
-            scaled -= best[:, None]
-            result[row] = self._temperature * (best + np.log(np.exp(scaled, out=scaled).mean(axis=1)))
+            # A cosine is at most 1, and from the least temperature on exp((c - 1) / t) neither over- nor underflows.
+            scaled -= 1 / self._temperature
+            weights = np.full(len(parts), 1 / len(parts), dtype=np.float32)
+            result[row] = 1 + self._temperature * np.log(np.exp(scaled, out=scaled) @ weights)
         return result

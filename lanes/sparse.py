@@ -91,7 +91,7 @@ def cached_index(key: dict[str, Any], build: Callable[[], tuple[sparse.csr_array
                 built.append((matrix.T.tocsr(), json.dumps(terms).encode(), idf))
             matrix, text, idf = built[0]
             values = {"terms": np.frombuffer(text, np.uint8), "idf": idf, "shape": np.asarray(matrix.shape)}
-            return values[name] if name in values else getattr(matrix, name)  # type: ignore[no-any-return]
+            return values[name] if name in values else getattr(matrix, name)
 
         return cached_array(f"index-{name}", {**key, "part": name}, compute)
 

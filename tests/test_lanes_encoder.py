@@ -110,14 +110,14 @@ def test_windows_by_hand() -> None:
 
 def test_span_finds_the_part_that_matches(tmp_path: Path) -> None:
     folder, pool = str(write_tiny_bert(tmp_path / "model")), EncoderPool()
-    lane = SpanLane("x", encoders=pool, model=folder, size=3, temperature=0.01)
+    lane = SpanLane("x", encoders=pool, model=folder, size=3, temperature=0.025)
     lane.fit(toy())
     text = "nurse care team and paint walls in the plan"
     states = pool.get(folder).query_tokens(text)[1:-1]
     parts = [unit(states[at : at + 3].mean(axis=0)) for at in range(len(states) - 2)]
     cosines = np.stack([lane.vectors @ part for part in parts]).astype(np.float64)
-    np.testing.assert_allclose(lane.score([text])[0], 0.01 * np.log(np.exp(100 * cosines).mean(axis=0)), atol=1e-4)
-    assert np.abs(lane.score([text])[0] - cosines.max(axis=0)).max() < 0.01 * np.log(len(parts)) + 1e-5
+    np.testing.assert_allclose(lane.score([text])[0], 0.025 * np.log(np.exp(40 * cosines).mean(axis=0)), atol=1e-4)
+    assert np.abs(lane.score([text])[0] - cosines.max(axis=0)).max() < 0.025 * np.log(len(parts)) + 1e-5
 
 
 def test_context_equals_the_benchmarks_own(tmp_path: Path) -> None:
