@@ -77,7 +77,7 @@ def _revision(folder: Path) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
-class _NumpyBackend:
+class NumpyBackend:
     """BERT models with mean or first-token pooling, through `lanes.bert` and the fast tokeniser."""
 
     def __init__(self, folder: Path, *, mean: bool, normalises: bool, max_length: int) -> None:
@@ -99,7 +99,7 @@ class _NumpyBackend:
         self.normalises = normalises
 
     @classmethod
-    def open(cls, folder: Path) -> _NumpyBackend | None:
+    def open(cls, folder: Path) -> NumpyBackend | None:
         """Return the backend, or None where the model needs sentence-transformers."""
         needed = [folder / name for name in ("modules.json", "config.json", "model.safetensors", "tokenizer.json")]
         if not all(path.is_file() for path in needed):
@@ -216,7 +216,7 @@ class Encoder:
         self.model = model
         self.folder = resolve_model(model)
         self.revision = _revision(self.folder)
-        self._backend: _NumpyBackend | _TorchBackend | None = None
+        self._backend: NumpyBackend | _TorchBackend | None = None
         self._memo: OrderedDict[tuple[str, int | None], tuple[Float32, Float32 | None]] = OrderedDict()
         self._memo_bytes = 0
 
@@ -226,10 +226,10 @@ class Encoder:
         return f"{self.model}@{self.revision}"
 
     @property
-    def backend(self) -> _NumpyBackend | _TorchBackend:
+    def backend(self) -> NumpyBackend | _TorchBackend:
         """Return the loaded model."""
         if self._backend is None:
-            self._backend = _NumpyBackend.open(self.folder) or _TorchBackend(self.folder)
+            self._backend = NumpyBackend.open(self.folder) or _TorchBackend(self.folder)
         return self._backend
 
     @property
@@ -244,7 +244,7 @@ class Encoder:
             self._memo.move_to_end(key)
             return found
         backend = self.backend
-        if isinstance(backend, _NumpyBackend):
+        if isinstance(backend, NumpyBackend):
             tokens = backend.states(text, max_length)
             value: tuple[Float32, Float32 | None] = (unit(backend.pool(tokens)), tokens)
         else:

@@ -19,7 +19,7 @@ import numpy as np
 
 from lanes import bert
 from lanes.dense import DenseLane
-from lanes.encoder import EncoderPool, unit
+from lanes.encoder import EncoderPool, NumpyBackend, unit
 from lanes.graph import neighbours
 from lanes.views import unfitted
 from ranker.core.artifacts import cached_array, sha256_file
@@ -169,11 +169,10 @@ class TunedLane:
     def embed(self, query: str) -> Float32:
         """Return float32[width], length 1: the tuned embedding of a query."""
         backend = self.encoder.backend
-        model = getattr(backend, "model", None)
-        if not isinstance(model, bert.Bert):
+        if not isinstance(backend, NumpyBackend):
             raise InputError(f"lane {self.name}: {self.tower.model} is no BERT encoder, which a tower needs")
         if self._bert is None:
-            self._bert = model.with_layers(self.tower.layers, self.tower.first_layer)
+            self._bert = backend.model.with_layers(self.tower.layers, self.tower.first_layer)
         backend.tokenizer.enable_truncation(min(self.tower.max_length, backend.max_length))
         ids = np.asarray([backend.tokenizer.encode(query).ids])
         return unit(backend.pool(self._bert(ids)[0]))
