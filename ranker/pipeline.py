@@ -15,7 +15,7 @@ import numpy as np
 
 from fusion.features import PoolInputs
 from fusion.model import FusionModel
-from lanes.base import DerivedLane
+from lanes.base import DerivedLane, Lane
 from lanes.registry import build_lanes
 from ranker.core.config import SystemConfig, load_config
 from ranker.core.errors import ArgumentError, RankerError
@@ -25,6 +25,7 @@ from ranker.core.sources import load_taxonomy
 from ranker.core.taxonomy import Taxonomy
 from ranker.core.text import normalise
 from ranker.core.types import Float32, Int32, RankedSkill, Ranking
+from rerankers.base import Column
 from rerankers.registry import build_columns
 
 CHECKPOINT_DIR = Path(__file__).resolve().parents[1] / "checkpoints"
@@ -65,7 +66,8 @@ class Pipeline:
         self.taxonomy = taxonomy
         self.lanes = build_lanes(config.lanes)
         self.columns = build_columns(config.columns)
-        for name, stage in {**self.lanes, **self.columns}.items():
+        stages: dict[str, Lane | Column] = {**self.lanes, **self.columns}
+        for name, stage in stages.items():
             try:
                 stage.fit(taxonomy)
             except RankerError as error:
@@ -93,10 +95,11 @@ class Pipeline:
 
     def base(self, lane_scores: Mapping[str, Float32]) -> Float32:
         """Return the weighted sum of per-query z-scores, float32[n_queries, n_skills]."""
-        weights = self.config.pool.weights
-        return sum(  # type: ignore[return-value]
-            (np.float32(weight) * zscore(lane_scores[name]) for name, weight in weights.items()), np.float32(0)
-        )
+        parts = [np.float32(weight) * zscore(lane_scores[name]) for name, weight in self.config.pool.weights.items()]
+        total: Float32 = parts[0]
+        for part in parts[1:]:
+            total = total + part
+        return total
 
     def inputs(self, queries: Sequence[str]) -> PoolInputs:
         """Run lanes, pool and columns for normalised queries."""
@@ -173,7 +176,8 @@ class SkillRanker:
     def backbones(self) -> dict[str, int]:
         """Return the parameters of each distinct neural model, a shared one once."""
         found: dict[str, int] = {}
-        for stage in (*self.pipeline.lanes.values(), *self.pipeline.columns.values()):
+        stages: list[Lane | Column] = [*self.pipeline.lanes.values(), *self.pipeline.columns.values()]
+        for stage in stages:
             found.update(stage.backbones())
         return found
 
@@ -268,9 +272,9 @@ class SkillRanker:
                 value = float(values[j, chunk.positions[j, rank]])
                 if np.isfinite(value):
                     evidence.setdefault("columns", {})[name] = round(value, 3)
-            name = matched_name(words, (self.taxonomy.label[row], *self.taxonomy.alt_labels[row]))
-            if name is not None:
-                evidence["matched"] = name
+            match = matched_name(words, (self.taxonomy.label[row], *self.taxonomy.alt_labels[row]))
+            if match is not None:
+                evidence["matched"] = match
             yield RankedSkill(
                 uri=self.taxonomy.uri[row],
                 label=self.taxonomy.label[row],

@@ -245,7 +245,7 @@ class Trainer:
                     stream.write(json.dumps({"epoch": epoch + 1, "loss": float(np.mean(losses))}) + "\n")
         return layers.eval(), (head.detach(), bias.detach(), float(scale.exp().detach()))
 
-    def scores(self, trained: tuple[Any, Any], rows: Sequence[int]) -> Float32:
+    def scores(self, trained: tuple[Any, Any], rows: Sequence[int] | NDArray[np.intp]) -> Float32:
         """Return float32[len(rows), n_skills] of a trained tower."""
         import torch
 
