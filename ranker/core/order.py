@@ -23,7 +23,8 @@ def zscore(scores: Float32) -> Float32:
     deviation = np.sqrt(np.square(centred).mean(axis=1, keepdims=True))
     # A constant row leaves only rounding noise, which must not be blown up into a signal.
     safe = np.where(deviation > 1e-9, deviation, np.inf)
-    return (centred / safe).astype(np.float32)
+    z: Float32 = (centred / safe).astype(np.float32)
+    return z
 
 
 def top_rows(scores: Float32, k: int) -> Int32:
