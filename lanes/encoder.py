@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -219,6 +220,7 @@ class Encoder:
         self._backend: NumpyBackend | _TorchBackend | None = None
         self._memo: OrderedDict[tuple[str, int | None], tuple[Float32, Float32 | None]] = OrderedDict()
         self._memo_bytes = 0
+        self.lock = threading.RLock()
 
     @property
     def identity(self) -> str:
@@ -238,6 +240,10 @@ class Encoder:
         return self.backend.parameters
 
     def _remember(self, text: str, max_length: int | None, *, states: bool) -> tuple[Float32, Float32 | None]:
+        with self.lock:  # lanes run side by side: one encodes a query, the others wait and take it
+            return self._embed(text, max_length, states=states)
+
+    def _embed(self, text: str, max_length: int | None, *, states: bool) -> tuple[Float32, Float32 | None]:
         key = (text, max_length)
         found = self._memo.get(key)
         if found is not None and (found[1] is not None or not states):

@@ -168,13 +168,14 @@ class TunedLane:
 
     def embed(self, query: str) -> Float32:
         """Return float32[width], length 1: the tuned embedding of a query."""
-        backend = self.encoder.backend
-        if not isinstance(backend, NumpyBackend):
-            raise InputError(f"lane {self.name}: {self.tower.model} is no BERT encoder, which a tower needs")
-        if self._bert is None:
-            self._bert = backend.model.with_layers(self.tower.layers, self.tower.first_layer)
-        backend.tokenizer.enable_truncation(min(self.tower.max_length, backend.max_length))
-        ids = np.asarray([backend.tokenizer.encode(query).ids])
+        with self.encoder.lock:  # the tokeniser's limit is shared
+            backend = self.encoder.backend
+            if not isinstance(backend, NumpyBackend):
+                raise InputError(f"lane {self.name}: {self.tower.model} is no BERT encoder, which a tower needs")
+            if self._bert is None:
+                self._bert = backend.model.with_layers(self.tower.layers, self.tower.first_layer)
+            backend.tokenizer.enable_truncation(min(self.tower.max_length, backend.max_length))
+            ids = np.asarray([backend.tokenizer.encode(query).ids])
         return unit(backend.pool(self._bert(ids)[0]))
 
     def score(self, queries: Sequence[str]) -> Float32:

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fusion.features import PoolInputs
-from fusion.model import FusionModel
 from lanes.base import DerivedLane, Lane
 from lanes.registry import build_lanes
 from ranker.core.config import SystemConfig, load_config
@@ -28,8 +28,27 @@ from ranker.core.types import Float32, Int32, RankedSkill, Ranking
 from rerankers.base import Column
 from rerankers.registry import build_columns
 
+if TYPE_CHECKING:
+    from fusion.model import FusionModel
+
 CHECKPOINT_DIR = Path(__file__).resolve().parents[1] / "checkpoints"
+WORKERS = 2  # lanes scored side by side, each on one thread; scores do not depend on it
 CHUNK = 32  # queries held in memory at a time; a ranking does not depend on it
+
+
+def _rounds(lanes: Mapping[str, Lane]) -> list[list[str]]:
+    """Return the lanes in rounds: a derived lane's base is in an earlier round than itself.
+
+    In the first, one lane with a model starts and those without keep the other worker busy while it encodes the query.
+    """
+    plain = [name for name, lane in lanes.items() if not isinstance(lane, DerivedLane)]
+    neural = [name for name in plain if lanes[name].backbones()]
+    rounds = [neural[:1] + [name for name in plain if name not in neural] + neural[:0:-1]]
+    left = {name: lane.base for name, lane in lanes.items() if isinstance(lane, DerivedLane)}
+    while left:
+        rounds.append([name for name, base in left.items() if base not in left])
+        left = {name: base for name, base in left.items() if base in left}
+    return rounds
 
 
 @dataclass(frozen=True)
@@ -72,8 +91,12 @@ class Pipeline:
                 stage.fit(taxonomy)
             except RankerError as error:
                 raise type(error)(f"{config.name}: {name}: {error}") from error
+        self._workers = ThreadPoolExecutor(WORKERS, thread_name_prefix="lane")
+        self._rounds = _rounds(self.lanes)
         self.fusion: FusionModel | None = None
         if fused and config.fusion.checkpoint is not None:
+            from fusion.model import FusionModel  # LightGBM costs two seconds, and plain systems have no use for it
+
             folder = Path(config.fusion.checkpoint)
             self.fusion = FusionModel.load(
                 folder if folder.is_absolute() or folder.is_dir() else CHECKPOINT_DIR / folder,
@@ -84,14 +107,17 @@ class Pipeline:
     def lane_scores(self, queries: Sequence[str]) -> dict[str, Float32]:
         """Return float32[n_queries, n_skills] of each lane, for normalised queries."""
         scores: dict[str, Float32] = {}
-        for name, lane in self.lanes.items():
-            if isinstance(lane, DerivedLane) and lane.base in scores:
-                scores[name] = lane.smooth(scores[lane.base])
-            else:
-                scores[name] = lane.score(queries)
-            if not np.isfinite(scores[name]).all():
+
+        def one(name: str) -> Float32:
+            lane = self.lanes[name]
+            return lane.smooth(scores[lane.base]) if isinstance(lane, DerivedLane) else lane.score(queries)
+
+        for names in self._rounds:
+            scores.update(zip(names, self._workers.map(one, names), strict=True))
+        for name, values in scores.items():
+            if not np.isfinite(values).all():
                 raise RankerError(f"lane {name} gave a score that is not finite; nothing was ranked")
-        return scores
+        return {name: scores[name] for name in self.lanes}
 
     def base(self, lane_scores: Mapping[str, Float32]) -> Float32:
         """Return the weighted sum of per-query z-scores, float32[n_queries, n_skills]."""
