@@ -55,3 +55,9 @@ def test_the_shipped_file_is_valid_and_a_wrong_one_is_told(tmp_path, capsys):
                      "expected: 1, tolerance: 0}\n")
     assert main(["--file", str(wrong), "--data", "x", "--json"]) == 6
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["conditions"][0]["ok"] is False
+
+
+def test_the_fast_subset_of_the_published_figures_holds(capsys):
+    assert main(["--ci", "--data", "none", "--json"]) == 0
+    done = json.loads(capsys.readouterr().out.splitlines()[-1])["conditions"]
+    assert [c["name"] for c in done] == ["parameters-lanes", "parameters-embedded"]
