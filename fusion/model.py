@@ -172,8 +172,9 @@ class FusionModel:
             ):
                 if stored != given:
                     raise InputError(
-                        f"{folder} was trained with {what} {stored}, here it is {given}; "
-                        "use the system it was trained for, or run python -m train.fusion anew"
+                        f"{folder} was trained with {what} {stored}, here it is {given} (another ESCO version, a "
+                        "private extension or a changed config has another one); use a system without a bag, such as "
+                        "lanes, or run python -m train.fusion anew"
                     )
             bag = Bag.load(folder, manifest["features"], manifest["members"])
             curves = {int(k): Calibration.from_dict(v) for k, v in _read(folder / "calibration.json").items()}

@@ -85,14 +85,7 @@ class Pipeline:
         self.taxonomy = taxonomy
         self.lanes = build_lanes(config.lanes)
         self.columns = build_columns(config.columns)
-        stages: dict[str, Lane | Column] = {**self.lanes, **self.columns}
-        for name, stage in stages.items():
-            try:
-                stage.fit(taxonomy)
-            except RankerError as error:
-                raise type(error)(f"{config.name}: {name}: {error}") from error
-        self._workers = ThreadPoolExecutor(WORKERS, thread_name_prefix="lane")
-        self._rounds = _rounds(self.lanes)
+        # The bag first: where it does not fit the taxonomy, that shows before minutes of embedding.
         self.fusion: FusionModel | None = None
         if fused and config.fusion.checkpoint is not None:
             from fusion.model import FusionModel  # LightGBM costs two seconds, and plain systems have no use for it
@@ -103,6 +96,14 @@ class Pipeline:
                 taxonomy=taxonomy,
                 config_digest=config.digest,
             )
+        stages: dict[str, Lane | Column] = {**self.lanes, **self.columns}
+        for name, stage in stages.items():
+            try:
+                stage.fit(taxonomy)
+            except RankerError as error:
+                raise type(error)(f"{config.name}: {name}: {error}") from error
+        self._workers = ThreadPoolExecutor(WORKERS, thread_name_prefix="lane")
+        self._rounds = _rounds(self.lanes)
 
     def lane_scores(self, queries: Sequence[str]) -> dict[str, Float32]:
         """Return float32[n_queries, n_skills] of each lane, for normalised queries."""

@@ -10,6 +10,7 @@ from typing import BinaryIO, Protocol
 
 from ranker.core.cli import emit, note, parser, positive, run, say, table
 from ranker.core.errors import ArgumentError, InputError, ResourceError
+from ranker.core.text import normalise
 from ranker.core.types import RankedSkill, Ranking
 
 CHUNK = 32  # texts ranked before their answers are printed
@@ -75,7 +76,7 @@ def evidence_text(skill: RankedSkill, *, lanes: int = 3) -> str:
 
 def render(ranking: Ranking) -> str:
     """Return a ranking as a table under its query."""
-    query = " ".join(ranking.query.split())
+    query = normalise(ranking.query, strip_bullets=False)  # a terminal must not obey what stands in a vacancy
     title = f"> {query[:200]}{' ...' if len(query) > 200 else ''}"
     if not ranking.skills:
         return f"{title}\n  no skills: {ranking.reason}"
