@@ -6,6 +6,7 @@ a skill of the right occupational domain over one that shares a word.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -21,7 +22,7 @@ from ranker.core.taxonomy import Taxonomy
 from ranker.core.types import Float32
 
 
-class _Derived:
+class _Derived(ABC):
     """What derived lanes share: the base lane, and rows smoothed one by one."""
 
     def __init__(self, name: str, base_lane: Lane) -> None:
@@ -44,8 +45,9 @@ class _Derived:
         """Return the base lane's models."""
         return self._base_lane.backbones()
 
+    @abstractmethod
     def _row(self, scores: Float32) -> Float32:
-        raise NotImplementedError
+        """Return one query's smoothed scores, float32[n_skills]."""
 
 
 def _dense_ancestor(lane: Lane, name: str) -> DenseLane:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -62,7 +63,7 @@ TOKENIZERS: Mapping[str, Callable[[str], list[str]]] = {
 }
 
 
-class _LexicalLane:
+class _LexicalLane(ABC):
     """What BM25 and TF-IDF share: terms of a text, an index in the cache, a score per query."""
 
     family: ClassVar[str]
@@ -98,11 +99,13 @@ class _LexicalLane:
         """Return nothing: no neural model."""
         return {}
 
+    @abstractmethod
     def _weigh(self, counts: sparse.csr_array) -> tuple[sparse.csr_array, np.ndarray]:
-        raise NotImplementedError
+        """Return the weight of each term in each skill, and of each term in a query."""
 
+    @abstractmethod
     def _query_weights(self, index: Index, terms: Sequence[str]) -> Mapping[int, float]:
-        raise NotImplementedError
+        """Return the weight of a query's terms, by the term's row in the index."""
 
 
 class BM25Lane(_LexicalLane):

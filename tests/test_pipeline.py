@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -12,15 +13,19 @@ from hypothesis.extra import numpy as arrays
 from small_world import write_config, write_esco
 
 import ranker.pipeline as pipeline_module
+from lanes.lexical import BM25Lane
 from ranker import SkillRanker
 from ranker.core.config import parse_config
-from ranker.core.errors import ArgumentError, RankerError
+from ranker.core.errors import ArgumentError, InputError, RankerError
 from ranker.core.match import matched_name, spaced
 from ranker.core.order import top_rows, zscore
 from ranker.core.taxonomy import Skill, Taxonomy
 
 TEXTS = ["we repair car engines", "", "   ", "💥", None, float("nan"), 7, "teach C++ and Node.js", "x" * 100_000,
          "50lbs", "IDS/IPS sensors are collecting", "\x00\x07", "語学 привет", "we repair car engines"]  # fmt: skip
+
+
+MANIFEST = {"format": 1, "taxonomy": "other", "config_digest": "x", "feature_hash": "y", "features": []}
 
 
 @pytest.fixture(scope="module")
@@ -113,6 +118,17 @@ def test_a_lane_that_fails_stops_the_run(ranker, monkeypatch):
     monkeypatch.setattr(lane, "score", lambda queries: broken)
     with pytest.raises(RankerError, match=f"lane {lane.name} gave a score that is not finite"):
         ranker.rank(["plan"])
+
+
+def test_a_bag_for_another_taxonomy_is_refused_before_any_lane_is_fitted(tmp_path, monkeypatch):
+    (tmp_path / "manifest.json").write_text(json.dumps(MANIFEST), encoding="utf-8")
+    config = parse_config({
+        "name": "one", "lanes": [{"name": "b", "family": "bm25"}], "pool": {"size": 5, "weights": {"b": 1}},
+        "fusion": {"checkpoint": str(tmp_path)},
+    })  # fmt: skip
+    monkeypatch.setattr(BM25Lane, "fit", lambda *_: pytest.fail("fitted"))
+    with pytest.raises(InputError, match="was trained with taxonomy other, here it is .* use a system without a bag, such as lanes"):
+        SkillRanker(config, Taxonomy.from_skills([Skill("urn:1", "weld metal")]))
 
 
 def test_only_whole_words_are_evidence():

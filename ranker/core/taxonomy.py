@@ -206,6 +206,8 @@ def read_extension(path: Path) -> list[Skill]:
     InputError
         If a column is missing or a row has no id, with its line.
     """
+    if path.is_dir():
+        raise InputError(f"{path} is a folder; name the CSV file of the extension")
     if not path.is_file():
         raise ResourceError(f"no extension file at {path}")
     try:
