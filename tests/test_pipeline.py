@@ -127,7 +127,7 @@ def test_a_bag_for_another_taxonomy_is_refused_before_any_lane_is_fitted(tmp_pat
         "fusion": {"checkpoint": str(tmp_path)},
     })  # fmt: skip
     monkeypatch.setattr(BM25Lane, "fit", lambda *_: pytest.fail("fitted"))
-    with pytest.raises(InputError, match="was trained with taxonomy other, here it is .* use a system without a bag, such as lanes"):
+    with pytest.raises(InputError, match="was trained with taxonomy other, here it is"):
         SkillRanker(config, Taxonomy.from_skills([Skill("urn:1", "weld metal")]))
 
 
