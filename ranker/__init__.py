@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["RankedSkill", "Ranking", "SkillRanker", "Taxonomy"]
+_RECORDS = {"Explanation", "RankedSkill", "Ranking", "Span", "TaggedSkill", "Tagging"}
+
+__all__ = ["Explanation", "RankedSkill", "Ranking", "SkillRanker", "Span", "TaggedSkill", "Tagging", "Taxonomy"]
 
 
 def __getattr__(name: str) -> Any:
@@ -17,7 +19,7 @@ def __getattr__(name: str) -> Any:
         from ranker.pipeline import SkillRanker
 
         return SkillRanker
-    if name in {"RankedSkill", "Ranking"}:
+    if name in _RECORDS:
         from ranker.core import types
 
         return getattr(types, name)

@@ -24,8 +24,9 @@ from ranker.core.order import top_rows, zscore
 from ranker.core.sources import load_taxonomy
 from ranker.core.taxonomy import Taxonomy
 from ranker.core.text import normalise
-from ranker.core.types import Float32, Int32, RankedSkill, Ranking
+from ranker.core.types import Explanation, Float32, Int32, RankedSkill, Ranking, Tagging
 from rerankers.base import Column
+from rerankers.cascade import run_columns
 from rerankers.registry import build_columns
 
 if TYPE_CHECKING:
@@ -133,11 +134,9 @@ class Pipeline:
         lane_scores = self.lane_scores(queries)
         base = self.base(lane_scores)
         pool = top_rows(base, self.config.pool.size)
-        columns: dict[str, Float32] = {}
-        for spec in self.config.columns:
-            columns[spec.name] = np.full(pool.shape, np.nan, dtype=np.float32)
-            head = pool[:, : spec.depth]
-            columns[spec.name][:, : spec.depth] = self.columns[spec.name].score(queries, head)
+        columns = run_columns(
+            self.config.columns, base, pool, lambda spec, part: self.columns[spec.name].score(queries, part)
+        )
         return PoolInputs(queries=list(queries), lanes=lane_scores, base=base, pool=pool, columns=columns)
 
     def fuse(self, inputs: PoolInputs, top_k: int) -> Scored:
@@ -285,6 +284,16 @@ class SkillRanker:
                     reason = "" if skills else f"no skill reaches probability {min_probability}"
                     rankings[i] = Ranking(rankings[i].query, skills, reason)
         return rankings
+
+    def tag(
+        self, documents: Sequence[object], *, top_k: int | None = None, min_probability: float | None = None
+    ) -> list[Tagging]:
+        """Tag whole documents: sentence by sentence, merged by concept."""
+        raise NotImplementedError
+
+    def explain(self, text: str, skill: str) -> Explanation:
+        """Say why a skill, named by URI or label, stands where it stands for a text."""
+        raise NotImplementedError
 
     def _records(self, chunk: Scored, j: int, min_probability: float | None) -> Iterator[RankedSkill]:
         inputs = chunk.inputs
