@@ -27,7 +27,7 @@ class DenseLane:
     encoders : EncoderPool
         Where lanes share their models.
     model : str
-        Path, "package:NAME" or hub id, see `lanes.encoder.resolve_model`.
+        Path, "package:NAME" or hub id, see `ranker.core.models.resolve_model`.
     view : str
         "label", "label_description", "label_alt", "description": one text per skill; "alt_mean": the mean of the
         embeddings of label and alt labels; "alt_max": the best of their scores (seven times the work per query).

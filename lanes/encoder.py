@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import importlib.util
 import json
 import threading
 from collections import OrderedDict
@@ -17,65 +15,14 @@ from tqdm.auto import tqdm
 
 from lanes import bert
 from lanes.threads import one_blas_thread
-from ranker.core.artifacts import cached_array, sha256_file
-from ranker.core.config import CONFIG_DIR
+from ranker.core.artifacts import cached_array
 from ranker.core.errors import RankerError, ResourceError
+from ranker.core.models import resolve_model, revision
 from ranker.core.types import Float32
 
 # Where the memo of token states ends; 64 MiB hold some 1,500 sentences of MiniLM's width.
 _MEMO_BYTES = 64 * 2**20
 _BATCH_TOKENS = 2_048
-
-
-def resolve_model(model: str) -> Path:
-    """Return the folder of a model.
-
-    Parameters
-    ----------
-    model : str
-        A path (absolute, or from the working folder, or from the project's folder), "package:NAME" for the folder
-        `model/` inside an installed package, whose code is not run, or a hub id "owner/name".
-
-    Raises
-    ------
-    ResourceError
-        If it is not there; for a hub id also if the hub cannot be reached.
-    """
-    if model.startswith("package:"):
-        package = model.removeprefix("package:")
-        spec = importlib.util.find_spec(package) if package.isidentifier() else None
-        if spec is None or spec.origin is None:
-            raise ResourceError(f"model {model}: no such package; run: pip install {package.replace('_', '-')}")
-        folder = Path(spec.origin).parent / "model"
-        if not (folder / "config.json").is_file():
-            raise ResourceError(f"model {model}: the package holds no model/config.json; reinstall it")
-        return folder
-    for folder in (Path(model).expanduser(), CONFIG_DIR.parent / model):
-        if folder.is_dir():
-            if not (folder / "modules.json").is_file() and not (folder / "config.json").is_file():
-                raise ResourceError(f"model {model}: {folder} holds neither modules.json nor config.json")
-            return folder
-    if model.count("/") != 1 or model[0] in "./~" or (CONFIG_DIR.parent / model.split("/")[0]).is_dir():
-        raise ResourceError(f"model {model}: no such folder, and not a hub id (owner/name) nor package:NAME")
-    from huggingface_hub import snapshot_download  # costs half a second, and only hub models need it
-
-    try:
-        return Path(snapshot_download(model, ignore_patterns=["*.onnx", "*.h5", "*.msgpack", "openvino*", "*.ot"]))
-    except (OSError, ValueError) as error:
-        raise ResourceError(
-            f"model {model}: neither cached nor to be had from the hub ({type(error).__name__}: {str(error)[:200]}); "
-            "connect once, or name a folder or package in the config"
-        ) from error
-
-
-def _revision(folder: Path) -> str:
-    """Return a hash of everything in a model's folder that changes its embeddings."""
-    kinds = {".safetensors", ".bin", ".json", ".txt"}
-    files = [p for p in sorted(folder.rglob("*")) if p.is_file() and p.suffix in kinds]
-    if any(p.suffix == ".safetensors" for p in files):
-        files = [p for p in files if p.suffix != ".bin"]
-    parts = [f"{p.relative_to(folder)} {sha256_file(p)}" for p in files if not p.name.startswith(("README", "."))]
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
 class NumpyBackend:
@@ -210,13 +157,13 @@ class Encoder:
     Parameters
     ----------
     model : str
-        See `resolve_model`.
+        See `ranker.core.models.resolve_model`.
     """
 
     def __init__(self, model: str) -> None:
         self.model = model
         self.folder = resolve_model(model)
-        self.revision = _revision(self.folder)
+        self.revision = revision(self.folder)
         self._backend: NumpyBackend | _TorchBackend | None = None
         self._memo: OrderedDict[tuple[str, int | None], tuple[Float32, Float32 | None]] = OrderedDict()
         self._memo_bytes = 0

@@ -1,13 +1,13 @@
-"""What of a skill a lane reads."""
+"""What of a skill a lane reads, and the checks of a lane's options."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from ranker.core.errors import ArgumentError, RankerError
-from ranker.core.taxonomy import Taxonomy
+from ranker.core.views import TEXT_VIEWS, view_texts
 
-TEXT_VIEWS = ("label", "label_alt", "description", "label_description")
+__all__ = ["TEXT_VIEWS", "check", "check_number", "unfitted", "view_texts"]
 
 
 def check(value: object, allowed: Sequence[object], *, option: str, lane: str) -> None:
@@ -39,16 +39,3 @@ def check_number(value: object, low: float, high: float, *, option: str, lane: s
 def unfitted(lane: str) -> RankerError:
     """Return the error of a lane that is asked before it has seen a taxonomy."""
     return RankerError(f"lane {lane}: asked for scores before fit(taxonomy)")
-
-
-def view_texts(taxonomy: Taxonomy, view: str) -> list[str]:
-    """Return one text per skill: label, label and alt labels (a line each), description, or "label. description"."""
-    if view == "label":
-        return list(taxonomy.label)
-    if view == "description":
-        return list(taxonomy.description)
-    if view == "label_alt":
-        pairs = zip(taxonomy.label, taxonomy.alt_labels, strict=True)
-        return ["\n".join((label, *alts)) for label, alts in pairs]
-    rows = zip(taxonomy.label, taxonomy.description, strict=True)
-    return [f"{label}. {description}" if description else label for label, description in rows]

@@ -182,7 +182,7 @@ def naive_cross_encoder(ranker: SkillRanker) -> Ranks:
     """
     from sentence_transformers import CrossEncoder
 
-    from lanes.encoder import resolve_model
+    from ranker.core.models import resolve_model
 
     taxonomy, pipeline, config = ranker.taxonomy, ranker.pipeline, ranker.config
     models = [CrossEncoder(str(resolve_model(column.options["model"])), device="cpu") for column in config.columns]

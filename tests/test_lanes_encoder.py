@@ -12,9 +12,10 @@ from tiny_bert import write_tiny_bert
 from lanes.bert import gelu
 from lanes.context import ContextLane
 from lanes.dense import DenseLane
-from lanes.encoder import Encoder, EncoderPool, resolve_model, unit
+from lanes.encoder import Encoder, EncoderPool, unit
 from lanes.span import SpanLane, windows
 from lanes.views import view_texts
+from ranker.core.models import resolve_model
 
 TEXTS = ["Welding of steel frames with the team", "C++ / C#", "plan music staff " * 30, *UGLY]
 

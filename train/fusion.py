@@ -30,15 +30,16 @@ from lanes.graph import neighbours
 from ranker.core import metrics
 from ranker.core.artifacts import cache_dir, cached_array, write_json
 from ranker.core.cli import emit, note, parser, positive, run, say, table
-from ranker.core.config import SystemConfig, load_config
+from ranker.core.config import ColumnConfig, SystemConfig, load_config
 from ranker.core.errors import ArgumentError, InputError, ResourceError
 from ranker.core.order import top_rows
 from ranker.core.sources import load_taxonomy
 from ranker.core.tasks import GradedTask, load_tasks
 from ranker.core.taxonomy import Taxonomy
 from ranker.core.text import normalise
-from ranker.core.types import Float32
+from ranker.core.types import Float32, Int32
 from ranker.pipeline import Pipeline
+from rerankers.cascade import run_columns
 from train.card import fusion_card
 from train.crossval import (
     HELPER_TASK,
@@ -166,23 +167,23 @@ def gather(
     lanes = score_lanes(pipeline, queries, {k: v for k, v in replaced.items() if k in pipeline.lanes}, key)
     base = pipeline.base(lanes)
     pool = top_rows(base, config.pool.size)
-    columns: dict[str, Float32] = {}
-    for spec in config.columns:
-        columns[spec.name] = np.full(pool.shape, np.nan, np.float32)
-        head = pool[:, : spec.depth]
-        if spec.name in replaced and replaced[spec.name].shape[1] == len(taxonomy):
-            part = np.take_along_axis(replaced[spec.name], head, axis=1)
-        elif spec.name in replaced:
-            raise InputError(f"--oof {spec.name}: expected a column per skill ({len(taxonomy)})")
-        else:
-            stage = pipeline.columns[spec.name]
-            part = cached_array(
-                "column-scores",
-                {**key, "column": spec.name, "options": spec.options, "queries": queries,
-                 "pool": hashlib.sha256(head.tobytes()).hexdigest()},
-                lambda stage=stage, head=head: stage.score(queries, head),
-            )
-        columns[spec.name][:, : spec.depth] = part
+
+    def column(spec: ColumnConfig, part: Int32) -> Float32:
+        """Return a column's scores of its part of the pool: the out-of-fold ones where they are given."""
+        given = replaced.get(spec.name)
+        if given is not None:
+            if given.shape[1] != len(taxonomy):
+                raise InputError(f"--oof {spec.name}: expected a column per skill ({len(taxonomy)})")
+            return np.take_along_axis(given, part, axis=1)
+        return cached_array(
+            "column-scores",
+            {**key, "column": spec.name, "options": spec.options, "queries": queries,
+             "models": sorted(pipeline.columns[spec.name].backbones()),
+             "pool": hashlib.sha256(np.ascontiguousarray(part).tobytes()).hexdigest()},
+            lambda: pipeline.columns[spec.name].score(queries, part),
+        )
+
+    columns = run_columns(config.columns, base, pool, column)
     order = hashlib.sha256()
     for array in (*lanes.values(), base, *columns.values()):
         order.update(np.ascontiguousarray(array[:, ::97] if array.shape[1] > 1000 else array).tobytes())

@@ -22,13 +22,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lanes.encoder import EncoderPool, resolve_model
+from lanes.encoder import EncoderPool
 from lanes.tuned import VIEWS, Tower, view_vectors
 from ranker.core import metrics
 from ranker.core.artifacts import atomic_path, cache_dir, digest, write_json
 from ranker.core.cli import emit, note, parser, positive, run, say, table
 from ranker.core.config import load_config
 from ranker.core.errors import ArgumentError, RankerError
+from ranker.core.models import resolve_model
 from ranker.core.order import top_rows
 from ranker.core.sources import load_taxonomy
 from ranker.core.tasks import load_tasks

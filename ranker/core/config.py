@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from dataclasses import fields as dataclass_fields
 from pathlib import Path
@@ -15,6 +16,7 @@ from ranker.core.artifacts import digest
 from ranker.core.errors import ArgumentError, ResourceError
 
 CONFIG_DIR = Path(__file__).resolve().parents[2] / "configs"
+BASE = "base"  # the name of the pool's own score, where columns are named
 
 
 @dataclass(frozen=True)
@@ -45,11 +47,16 @@ class PoolConfig:
 
 @dataclass(frozen=True)
 class ColumnConfig:
-    """One reranker column: name, family, how many of the pool's best it scores, and the family's options."""
+    """One reranker column: name, family, how many of the pool's best it scores, and the family's options.
+
+    `after` says what "best" means: weights of z-scores of earlier columns and of "base"; empty for the base score. In
+    YAML the name of one column is enough.
+    """
 
     name: str
     family: str
     depth: int = 100
+    after: dict[str, float] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
 
 
@@ -124,6 +131,30 @@ def _check_type(item: Any, wanted: Any, where: str) -> None:
         raise ArgumentError(f"{where}: expected {name}, found {item!r}")
 
 
+def _spelled_out(column: Any) -> Any:
+    """Return a column's mapping with `after: NAME` written as weights."""
+    if isinstance(column, dict) and isinstance(column.get("after"), str):
+        return {**column, "after": {column["after"]: 1.0}}
+    return column
+
+
+def _check_cascade(columns: Sequence[ColumnConfig], where: str) -> None:
+    """Raise where a column has no depth, or comes after something that is no earlier column."""
+    earlier = [BASE]
+    for column in columns:
+        if column.depth < 1:
+            raise ArgumentError(f"{where}: column {column.name}: depth must be at least 1, found {column.depth}")
+        if column.name == BASE:
+            raise ArgumentError(f"{where}: a column may not be called {BASE!r}, the name of the pool's own score")
+        unknown = sorted(set(column.after) - set(earlier))
+        if unknown:
+            raise ArgumentError(
+                f"{where}: column {column.name}: after: {', '.join(unknown)} is no column before it; "
+                f"allowed: {', '.join(earlier)}"
+            )
+        earlier.append(column.name)
+
+
 def parse_config(value: Any, where: str = "config") -> SystemConfig:
     """Validate a mapping as a system.
 
@@ -143,6 +174,8 @@ def parse_config(value: Any, where: str = "config") -> SystemConfig:
         items = value.pop(key, [])
         if not isinstance(items, list):
             raise ArgumentError(f"{where}: {key} must be a list")
+        if entry is ColumnConfig:
+            items = [_spelled_out(item) for item in items]
         parts[key] = tuple(_build(entry, item, f"{where}: {key}[{i}]", free=True) for i, item in enumerate(items))
     if "pool" not in parts:
         parts["pool"] = PoolConfig()
@@ -155,6 +188,7 @@ def parse_config(value: Any, where: str = "config") -> SystemConfig:
         raise ArgumentError(f"{where}: at least one lane is needed")
     if len(set(names)) < len(names):
         raise ArgumentError(f"{where}: lane and column names must differ; found {names}")
+    _check_cascade(config.columns, where)
     unknown = set(config.pool.weights) - {lane.name for lane in config.lanes}
     if unknown or not config.pool.weights:
         raise ArgumentError(
