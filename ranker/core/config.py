@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from dataclasses import fields as dataclass_fields
 from pathlib import Path
 from types import UnionType
@@ -17,6 +17,8 @@ from ranker.core.errors import ArgumentError, ResourceError
 
 CONFIG_DIR = Path(__file__).resolve().parents[2] / "configs"
 BASE = "base"  # the name of the pool's own score, where columns are named
+PATHS = ("checkpoint", "model", "adapter")  # options of lanes and columns that may name a folder
+IN_FOLDER = "config.yaml"  # what a folder that holds a whole system calls its config
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,11 @@ class FusionConfig:
 
 @dataclass(frozen=True)
 class SystemConfig:
-    """A whole system. `digest` identifies everything that changes a feature's value."""
+    """A whole system. `digest` identifies everything that changes a feature's value.
+
+    `folder` is where the config was read from, "" for one that was not. Paths that lie in it are absolute in the other
+    fields, and count as they were written in the digest: a system keeps it wherever its folder is moved.
+    """
 
     name: str
     lanes: tuple[LaneConfig, ...]
@@ -80,13 +86,19 @@ class SystemConfig:
     fusion: FusionConfig = FusionConfig()
     strip_bullets: bool = True
     top_k: int = 100
+    folder: str = ""
 
     @property
     def digest(self) -> str:
         """Hash of lanes, pool, columns and text options: what a trained bag depends on."""
         value = asdict(self)
-        for key in ("name", "taxonomy", "fusion", "top_k"):
+        for key in ("name", "taxonomy", "fusion", "top_k", "folder"):
             value.pop(key)
+        if self.folder:
+            for stage in (*value["lanes"], *value["columns"]):
+                for key in PATHS:
+                    if isinstance(stage["options"].get(key), str):
+                        stage["options"][key] = stage["options"][key].removeprefix(f"{self.folder}/")
         return digest(value)[:16]
 
 
@@ -94,7 +106,7 @@ def _build(kind: type, value: Any, where: str, *, free: bool = False) -> Any:
     """Build a dataclass from a mapping; unknown keys are an error, or become `options` where `free`."""
     if not isinstance(value, dict):
         raise ArgumentError(f"{where}: expected a mapping, found {type(value).__name__}")
-    known = [f.name for f in dataclass_fields(kind) if f.name != "options"]
+    known = [f.name for f in dataclass_fields(kind) if f.name not in {"options", "folder"}]
     given = {key: item for key, item in value.items() if key in known}
     rest = {key: item for key, item in value.items() if key not in known}
     if free:
@@ -200,8 +212,33 @@ def parse_config(value: Any, where: str = "config") -> SystemConfig:
     return config
 
 
+def _located(config: SystemConfig, folder: str) -> SystemConfig:
+    """Return the config with the paths that lie in its folder made absolute; others stay as they are."""
+
+    def here(path: Any) -> Any:
+        inside = f"{folder}/{path}"
+        return inside if isinstance(path, str) and path and Path(inside).exists() else path
+
+    def stage(entry: Any) -> Any:
+        options = {key: here(value) if key in PATHS else value for key, value in entry.options.items()}
+        return replace(entry, options=options)
+
+    taxonomy, fusion = config.taxonomy, config.fusion
+    return replace(
+        config,
+        lanes=tuple(map(stage, config.lanes)),
+        columns=tuple(map(stage, config.columns)),
+        taxonomy=replace(taxonomy, path=here(taxonomy.path), extension=here(taxonomy.extension)),
+        fusion=replace(fusion, checkpoint=here(fusion.checkpoint)),
+        folder=folder,
+    )
+
+
 def load_config(name_or_path: str | Path) -> SystemConfig:
-    """Load a system by the name of a file in configs/ or by path.
+    """Load a system by the name of a file in configs/, or by the path of a YAML file or of a folder with config.yaml.
+
+    Paths in it (taxonomy, checkpoints, models) are looked for beside the file first, so that a folder can hold a whole
+    system.
 
     Raises
     ------
@@ -210,14 +247,17 @@ def load_config(name_or_path: str | Path) -> SystemConfig:
     ArgumentError
         If it is not valid.
     """
-    path = Path(name_or_path)
-    if path.suffix not in {".yaml", ".yml"}:
-        path = CONFIG_DIR / f"{name_or_path}.yaml"
-    if not path.is_file():
+    path = CONFIG_DIR / f"{name_or_path}.yaml"
+    if not path.is_file():  # a name comes before a folder of that name
+        path = Path(name_or_path) / IN_FOLDER if Path(name_or_path).is_dir() else Path(name_or_path)
+    if path.suffix not in {".yaml", ".yml"} or not path.is_file():
         there = ", ".join(sorted(p.stem for p in CONFIG_DIR.glob("*.yaml")))
-        raise ResourceError(f"no config {name_or_path}; there are: {there}; or give the path of a YAML file")
+        raise ResourceError(
+            f"no config {name_or_path}; there are: {there}; or give the path of a YAML file or of a folder that holds "
+            f"{IN_FOLDER}"
+        )
     try:
         value = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ArgumentError(f"{path} is not valid YAML: {error}") from error
-    return parse_config(value, where=path.name)
+    return _located(parse_config(value, where=path.name), path.parent.absolute().as_posix())

@@ -26,7 +26,7 @@ def _plain(value: Any) -> Any:
 class Record:
     """What all records can do."""
 
-    __slots__ = ()
+    __slots__: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain dicts and lists, ready for JSON."""
