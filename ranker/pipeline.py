@@ -6,8 +6,10 @@ Training, evaluation, challenge files, the service and batch tagging all come th
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -78,7 +80,7 @@ class Scored:
 
 
 class Pipeline:
-    """All stages of one system over one taxonomy."""
+    """All stages of one system over one taxonomy. `seconds` says what each has spent so far."""
 
     def __init__(self, config: SystemConfig, taxonomy: Taxonomy, *, fused: bool = True) -> None:
         """Build and index every stage; `fused=False` leaves the trained bag out, for training one."""
@@ -105,6 +107,13 @@ class Pipeline:
                 raise type(error)(f"{config.name}: {name}: {error}") from error
         self._workers = ThreadPoolExecutor(WORKERS, thread_name_prefix="lane")
         self._rounds = _rounds(self.lanes)
+        self.seconds = {"lanes": 0.0, "columns": 0.0, "fusion": 0.0}  # spent so far
+
+    @contextmanager
+    def _timed(self, stage: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self.seconds[stage] += time.perf_counter() - start
 
     def lane_scores(self, queries: Sequence[str]) -> dict[str, Float32]:
         """Return float32[n_queries, n_skills] of each lane, for normalised queries."""
@@ -131,12 +140,14 @@ class Pipeline:
 
     def inputs(self, queries: Sequence[str]) -> PoolInputs:
         """Run lanes, pool and columns for normalised queries."""
-        lane_scores = self.lane_scores(queries)
-        base = self.base(lane_scores)
-        pool = top_rows(base, self.config.pool.size)
-        columns = run_columns(
-            self.config.columns, base, pool, lambda spec, part: self.columns[spec.name].score(queries, part)
-        )
+        with self._timed("lanes"):
+            lane_scores = self.lane_scores(queries)
+            base = self.base(lane_scores)
+            pool = top_rows(base, self.config.pool.size)
+        with self._timed("columns"):
+            columns = run_columns(
+                self.config.columns, base, pool, lambda spec, part: self.columns[spec.name].score(queries, part)
+            )
         return PoolInputs(queries=list(queries), lanes=lane_scores, base=base, pool=pool, columns=columns)
 
     def fuse(self, inputs: PoolInputs, top_k: int) -> Scored:
@@ -166,7 +177,10 @@ class Pipeline:
     def run(self, queries: Sequence[str], top_k: int) -> Iterator[Scored]:
         """Score normalised queries chunk by chunk."""
         for start in range(0, len(queries), CHUNK):
-            yield self.fuse(self.inputs(queries[start : start + CHUNK]), top_k)
+            inputs = self.inputs(queries[start : start + CHUNK])
+            with self._timed("fusion"):
+                scored = self.fuse(inputs, top_k)
+            yield scored
 
 
 class SkillRanker:
