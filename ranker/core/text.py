@@ -7,7 +7,7 @@ import unicodedata
 
 # List markers at the start of a line: bullets; dashes, "o" and the like followed by space; "1." / "2)" / "a)" / "(iv)".
 # What could be part of the text stays: "-5 degrees", "> 5 years", "e. coli", "C) ...", "1. FC", "3D printing", ".NET".
-_MARKER = re.compile(
+MARKER = re.compile(
     r"^(?:[\s\u2022\u2023\u2043\u2219\u25aa-\u25ab\u25cf\u25cb\u25e6\u25a0\u25a1\u2713\u2714\u27a2\u27a4\u00b7\uf0b7\uf0a7]+"
     r"|[*\-\u2010-\u2015o]\s+|>\s+(?!\d)|\d{1,2}\.\s+(?![A-Z]{2,}\b)|[ivx]{2,4}\.\s+"
     r"|\(?(?:\d{1,2}|[ivx]{1,4}|[a-h])\)\s+)+",
@@ -43,10 +43,10 @@ def normalise(text: object, *, strip_bullets: bool = True) -> str:
     text = unicodedata.normalize("NFKC", _INVISIBLE.sub("", text))
     text = _CONTROL.sub(" ", text)
     if strip_bullets:
-        text = "\n".join(_MARKER.sub("", line.strip()) for line in text.splitlines())
+        text = "\n".join(MARKER.sub("", line.strip()) for line in text.splitlines())
     text = " ".join(text.split())
     if strip_bullets:  # a marker may stand on a line of its own before the line it marks
-        text = _MARKER.sub("", text)
+        text = MARKER.sub("", text)
     if len(text) > MAX_CHARACTERS:
         near_end = text.rfind(" ", MAX_CHARACTERS - CUT_WINDOW, MAX_CHARACTERS + 1)
         text = text[: near_end if near_end > 0 else MAX_CHARACTERS].rstrip()
