@@ -87,13 +87,10 @@ class FeatureTable:
         One per column; their order is part of a trained bag.
     values : float32[n_queries, k, n_features]
         NaN where a feature has no value (a column beyond its depth).
-    evidence : list of dict of int to str
-        Per query: the longest label or alt label of a skill that stands in the text, by the skill's row.
     """
 
     names: tuple[str, ...]
     values: Float32
-    evidence: list[dict[int, str]] = field(default_factory=list)
 
     def select(self, names: Sequence[str]) -> Float32:
         """Return the values of some columns, in the order given."""
@@ -291,7 +288,6 @@ class _Query:
     base: Float32
     base_z: Float32
     statics: Statics
-    evidence: dict[int, str]
 
 
 Columns = list[tuple[str, Float32]]
@@ -362,7 +358,6 @@ def build_features(
     makers = [_MAKERS[group] for group in GROUPS if group in chosen and group in _MAKERS]
     names: tuple[str, ...] = ()
     values: list[Float32] = []
-    evidence = []
     for i in range(len(inputs.queries)):
         query = _prepare(inputs, i, statics)
         made = [column for maker in makers for column in maker(query)]
@@ -370,9 +365,8 @@ def build_features(
             made += prior.columns(query.pool, None if own is None else own[i])
         names = tuple(name for name, _ in made)
         values.append(np.stack([column for _, column in made], axis=1, dtype=np.float32))
-        evidence.append(query.evidence)
     shape = (0, inputs.pool.shape[1], 0)
-    return FeatureTable(names, np.stack(values) if values else np.zeros(shape, np.float32), evidence)
+    return FeatureTable(names, np.stack(values) if values else np.zeros(shape, np.float32))
 
 
 def _prepare(inputs: PoolInputs, i: int, statics: Statics) -> _Query:
@@ -390,7 +384,6 @@ def _prepare(inputs: PoolInputs, i: int, statics: Statics) -> _Query:
         base=standardise(base, base),
         base_z=standardise(base, base[pool]),
         statics=statics,
-        evidence={},
     )
 
 
@@ -476,12 +469,11 @@ def _evidence(query: _Query) -> Columns:
     for row, spans in hits.items():
         if place[row] < 0:
             continue
-        start, end, _ = max(spans, key=lambda span: (span[1] - span[0], -span[0]))
-        query.evidence[row] = " ".join(text[start:end])
+        longest = max(end - start for start, end, _ in spans)
         maximal = any(end - start >= covered[start:end].max() for start, end, _ in spans)
         share = len({i for start, end, _ in spans for i in range(start, end)}) / n
-        exact = end - start == len(text)
-        hit[:, place[row]] = len(spans), end - start, share, any(span[2] for span in spans), maximal, exact
+        exact = longest == len(text)
+        hit[:, place[row]] = len(spans), longest, share, any(span[2] for span in spans), maximal, exact
     stems = sorted({statics.vocabulary[s] for s in map(stem, text) if s in statics.vocabulary})
     phrase = _gather(statics.phrases, stems, None)
     asked = _gather(statics.words, stems, statics.weight)

@@ -32,13 +32,10 @@ class Fused:
         Higher is better; comparable within one query.
     probabilities : dict of int to float32[n_queries, k]
         P(grade >= threshold) for thresholds 2 and 3.
-    evidence : list of list of (str or None)
-        The longest label or alt label of the skill that stands in the text.
     """
 
     scores: Float32
     probabilities: dict[int, Float32]
-    evidence: list[list[str | None]]
 
 
 @dataclass(frozen=True)
@@ -85,7 +82,7 @@ class FusionModel:
         Returns
         -------
         Fused
-            Scores, probabilities and evidence.
+            Scores and probabilities.
 
         Raises
         ------
@@ -95,7 +92,7 @@ class FusionModel:
         table = build_features(inputs, self.statics, self.prior, self.groups)
         if not inputs.queries:
             empty = np.zeros(inputs.pool.shape, np.float32)
-            return Fused(empty, dict.fromkeys(self.calibrations, empty), [])
+            return Fused(empty, dict.fromkeys(self.calibrations, empty))
         if table.names != self.bag.names:
             missing = [name for name in self.bag.names if name not in table.names]
             added = [name for name in table.names if name not in self.bag.names]
@@ -108,11 +105,17 @@ class FusionModel:
         probabilities = {grade: curve(scores) for grade, curve in self.calibrations.items()}
         if self.override:
             scores = apply_override(scores, exact_names(table))
-        evidence = [
-            [found.get(row) for row in pool]
-            for found, pool in zip(table.evidence, inputs.pool.tolist(), strict=True)
-        ]
-        return Fused(scores, probabilities, evidence)
+        return Fused(scores, probabilities)
+
+    def contributions(self, inputs: PoolInputs, position: int) -> dict[str, float]:
+        """Return what each feature adds to the score at one position of the first query's pool, largest size first.
+
+        In standard deviations of the pool, see `Bag.contributions`; features that add nothing are left out.
+        """
+        table = build_features(inputs, self.statics, self.prior, self.groups)
+        added = self.bag.contributions(table.values[0])[position]
+        order = np.argsort(-np.abs(added), kind="stable")
+        return {self.bag.names[i]: float(added[i]) for i in order if added[i]}
 
     def save(self, folder: Path) -> None:
         """Write bag, prior, calibration and manifest; the same model gives the same bytes.

@@ -13,6 +13,8 @@ from ranker.core.types import RankedSkill, Span, TaggedSkill
 
 LONGEST = 400  # characters; 99 % of the sentences that the shipped system was trained on are shorter
 SHORTEST = 60  # characters that a cut leaves on both sides, so that no clause is torn out of its sense
+SPEAKS = 0.3  # TODO
+UNCALIBRATED = 3  # skills that a sentence speaks for where nothing is known of their probability
 WRAPPED = 55  # characters; a line of that length may have been broken by a margin, not by its writer
 
 _BREAK = re.compile("\r\n|[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")

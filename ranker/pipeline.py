@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,7 @@ from ranker.core.sources import load_taxonomy
 from ranker.core.taxonomy import Taxonomy
 from ranker.core.text import normalise
 from ranker.core.types import Explanation, Float32, Int32, RankedSkill, Ranking, Tagging
+from ranker.document import SPEAKS, UNCALIBRATED, merge_skills, split_document
 from rerankers.base import Column
 from rerankers.cascade import run_columns
 from rerankers.registry import build_columns
@@ -201,12 +203,13 @@ class SkillRanker:
 
     @classmethod
     def load(cls, system: str | Path = "embedded", *, taxonomy: Taxonomy | None = None) -> SkillRanker:
-        """Load a system by config name or path.
+        """Load a system by config name, or from a file or a folder.
 
         Parameters
         ----------
         system : str or Path
-            Name of a file in configs/, or the path of a YAML file.
+            Name of a file in configs/, the path of a YAML file, or that of a folder with a config.yaml and what it
+            names (trained bag, tower, taxonomy).
         taxonomy : Taxonomy, optional
             Default: the one the config names, built the first time.
         """
@@ -221,20 +224,17 @@ class SkillRanker:
             found.update(stage.backbones())
         return found
 
+    def _run(self, queries: Sequence[str], top_k: int) -> Iterator[Scored]:
+        """Score normalised queries chunk by chunk; callers on other threads get their turn between two chunks."""
+        for start in range(0, len(queries), CHUNK):
+            with self._lock:
+                chunk = next(self.pipeline.run(queries[start : start + CHUNK], top_k))
+            yield chunk
+
     def prepare(self, texts: Sequence[object]) -> tuple[list[str], list[str]]:
         """Return normalised texts, and for each the reason why it cannot be ranked ("" where it can)."""
         queries = [normalise(text, strip_bullets=self.config.strip_bullets) for text in texts]
-        reasons = []
-        for text, query in zip(texts, queries, strict=True):
-            if not isinstance(text, str):
-                reasons.append(f"not a text but {type(text).__name__}")
-            elif not query:
-                reasons.append("the text is empty")
-            elif not any(character.isalnum() for character in query):
-                reasons.append("the text holds no letter or digit")
-            else:
-                reasons.append("")
-        return queries, reasons
+        return queries, [_reason(text, query) for text, query in zip(texts, queries, strict=True)]
 
     def order(self, texts: Sequence[object], top_k: int | None = None) -> tuple[Int32, Float32]:
         """Rank without records, for evaluation and challenge files.
@@ -251,13 +251,12 @@ class SkillRanker:
         good = [i for i, reason in enumerate(reasons) if not reason]
         rows = np.full((len(texts), top_k), -1, dtype=np.int32)
         scores = np.zeros((len(texts), top_k), dtype=np.float32)
-        with self._lock:
-            start = 0
-            for chunk in self.pipeline.run([queries[i] for i in good], top_k):
-                at = good[start : start + len(chunk.rows)]
-                rows[at, : chunk.rows.shape[1]] = chunk.rows
-                scores[at, : chunk.rows.shape[1]] = chunk.scores
-                start += len(at)
+        start = 0
+        for chunk in self._run([queries[i] for i in good], top_k):
+            at = good[start : start + len(chunk.rows)]
+            rows[at, : chunk.rows.shape[1]] = chunk.rows
+            scores[at, : chunk.rows.shape[1]] = chunk.scores
+            start += len(at)
         return rows, scores
 
     def rank(
@@ -279,35 +278,149 @@ class SkillRanker:
         ArgumentError
             If one string is given instead of a list, or a probability is asked of a system without calibration.
         """
-        if isinstance(texts, str):
-            raise ArgumentError("rank takes a list of texts; write rank([text])")
-        if top_k is not None and top_k < 1:
-            raise ArgumentError(f"top_k must be at least 1, got {top_k}")
-        if min_probability is not None and self.pipeline.fusion is None:
-            raise ArgumentError(f"{self.config.name} has no calibrated probabilities; use a system with a fusion")
+        self._check("rank", texts, top_k, min_probability)
         queries, reasons = self.prepare(texts)
         pairs = zip(texts, reasons, strict=True)
         rankings = [Ranking(text if isinstance(text, str) else "", (), reason) for text, reason in pairs]
         good = [i for i, reason in enumerate(reasons) if not reason]
         at = iter(good)
-        with self._lock:
-            for chunk in self.pipeline.run([queries[i] for i in good], top_k or self.config.top_k):
-                for j in range(len(chunk.rows)):
-                    i = next(at)
-                    skills = tuple(self._records(chunk, j, min_probability))
-                    reason = "" if skills else f"no skill reaches probability {min_probability}"
-                    rankings[i] = Ranking(rankings[i].query, skills, reason)
+        for chunk in self._run([queries[i] for i in good], top_k or self.config.top_k):
+            for j in range(len(chunk.rows)):
+                i = next(at)
+                skills = tuple(self._records(chunk, j, min_probability))
+                reason = "" if skills else f"no skill reaches probability {min_probability}"
+                rankings[i] = Ranking(rankings[i].query, skills, reason)
         return rankings
 
     def tag(
         self, documents: Sequence[object], *, top_k: int | None = None, min_probability: float | None = None
     ) -> list[Tagging]:
-        """Tag whole documents: sentence by sentence, merged by concept."""
-        raise NotImplementedError
+        """Tag whole documents: split into sentences, ranked one by one, merged by concept.
+
+        A sentence speaks for the skills that reach `min_probability` in it. One whose best skill stays below
+        `ranker.document.SPEAKS` is boilerplate and speaks for none. Sentences are split by
+        `ranker.document.split_document` and merged by `ranker.document.merge_skills`; equal ones are ranked once.
+
+        A system without calibrated probabilities cannot tell boilerplate: there every sentence speaks for its best
+        `ranker.document.UNCALIBRATED` skills, merged by their highest score, and none is dropped.
+
+        Parameters
+        ----------
+        documents : sequence of str
+            A document that is empty or no string gets an empty tagging with a reason; the others are not touched by it.
+        top_k : int, optional
+            At most this many skills per document; default from the config (100).
+        min_probability : float, optional
+            Leave out skills whose probability of grade >= 2 is lower in every sentence; default `SPEAKS`.
+
+        Returns
+        -------
+        list of Tagging
+            One per document. Offsets count the characters of the document as it was given.
+
+        Raises
+        ------
+        ArgumentError
+            If one string is given instead of a list, or a probability is asked of a system without calibration.
+        """
+        self._check("tag", documents, top_k, min_probability)
+        least = min_probability
+        if least is None and self.pipeline.fusion is not None:
+            least = SPEAKS
+        parts = [split_document(document) if isinstance(document, str) else [] for document in documents]
+        queries = [
+            self.prepare([str(document)[span.start : span.end] for span in spans])[0]
+            for document, spans in zip(documents, parts, strict=True)
+        ]
+        sentences = dict.fromkeys(query for query in chain.from_iterable(queries) if not _reason(query, query))
+        said = self._said(list(sentences), least)
+        taggings = []
+        for document, spans, own in zip(documents, parts, queries, strict=True):
+            pairs = [(span, said.get(query, ())) for span, query in zip(spans, own, strict=True)]
+            skills = merge_skills(pairs, top_k or self.config.top_k)
+            dropped = tuple(span for span, found in pairs if not found)
+            text = document if isinstance(document, str) else ""
+            reason = "" if skills else _reason(document, text.strip()) or f"no sentence reaches probability {least}"
+            taggings.append(Tagging(text, skills, dropped, reason))
+        return taggings
+
+    def _said(self, sentences: Sequence[str], least: float | None) -> dict[str, tuple[RankedSkill, ...]]:
+        """Return what each normalised sentence speaks for."""
+        said: dict[str, tuple[RankedSkill, ...]] = {}
+        for chunk in self._run(sentences, self.config.top_k if self.pipeline.fusion else UNCALIBRATED):
+            for j, sentence in enumerate(chunk.inputs.queries):
+                speaks = chunk.probabilities is None or chunk.probabilities[j].max() >= SPEAKS
+                said[sentence] = tuple(self._records(chunk, j, least)) if speaks else ()
+        return said
 
     def explain(self, text: str, skill: str) -> Explanation:
-        """Say why a skill, named by URI or label, stands where it stands for a text."""
-        raise NotImplementedError
+        """Say why a skill stands where it stands for a text, or why it does not.
+
+        Parameters
+        ----------
+        text : str
+            As for `rank`; one that cannot be ranked gives an explanation with a reason.
+        skill : str
+            URI, label or alt label.
+
+        Raises
+        ------
+        ArgumentError
+            If the taxonomy holds no such skill, or several; the message names them.
+        """
+        row = self._row(skill)
+        uri, label = self.taxonomy.uri[row], self.taxonomy.label[row]
+        query = text if isinstance(text, str) else ""
+        queries, (reason,) = self.prepare([text])
+        if reason:
+            return Explanation(query, uri, label, None, None, None, {}, {}, None, {}, reason)
+        with self._lock:
+            inputs = self.pipeline.inputs(queries)
+            scored = self.pipeline.fuse(inputs, inputs.pool.shape[1])
+        lanes = {
+            name: {"score": float(scores[0, row]), "z": float(zscore(scores)[0, row]), "rank": _place(scores[0], row)}
+            for name, scores in inputs.lanes.items()
+        }
+        matched = matched_name(spaced(queries[0]), (label, *self.taxonomy.alt_labels[row]))
+        if row not in inputs.pool[0]:
+            place, size = _place(inputs.base[0], row), inputs.pool.shape[1]
+            reason = f"at place {place} of the lanes' weighted sum, and the pool holds the first {size}"
+            return Explanation(query, uri, label, None, None, None, lanes, {}, matched, {}, reason)
+        at = int(np.flatnonzero(scored.rows[0] == row)[0])
+        position = int(scored.positions[0, at])
+        columns = {name: float(values[0, position]) for name, values in inputs.columns.items()}
+        fusion = self.pipeline.fusion
+        return Explanation(
+            query=query,
+            uri=uri,
+            label=label,
+            rank=at + 1,
+            score=float(scored.scores[0, at]),
+            probability=None if scored.probabilities is None else float(scored.probabilities[0, at]),
+            lanes=lanes,
+            columns={name: value for name, value in columns.items() if np.isfinite(value)},
+            matched=matched,
+            contributions={} if fusion is None else fusion.contributions(inputs, position),
+        )
+
+    def _row(self, skill: str) -> int:
+        rows = self.taxonomy.find(skill) if isinstance(skill, str) else []
+        if len(rows) == 1:
+            return rows[0]
+        if not rows:
+            raise ArgumentError(f"the taxonomy holds no skill {skill!r}; give a URI or a label as it is written there")
+        several = ", ".join(f"{self.taxonomy.label[row]} ({self.taxonomy.uri[row]})" for row in rows[:5])
+        raise ArgumentError(f"{len(rows)} skills are called {skill!r}; give the URI of one: {several}")
+
+    def _check(self, verb: str, texts: object, top_k: int | None, min_probability: float | None) -> None:
+        """Raise where `rank` or `tag` is called in a way that means nothing."""
+        if isinstance(texts, str):
+            what = "texts" if verb == "rank" else "documents"
+            raise ArgumentError(f"{verb} takes a list of {what}; write {verb}([{what[:-1]}])")
+        if top_k is not None and top_k < 1:
+            raise ArgumentError(f"top_k must be at least 1, got {top_k}")
+        if min_probability is not None and self.pipeline.fusion is None:
+            raise ArgumentError(f"{self.config.name} has no calibrated probabilities; use a system with a fusion")
 
     def _records(self, chunk: Scored, j: int, min_probability: float | None) -> Iterator[RankedSkill]:
         inputs = chunk.inputs
@@ -332,3 +445,17 @@ class SkillRanker:
                 probability=probability,
                 evidence=evidence,
             )
+
+
+def _reason(text: object, query: str) -> str:
+    """Return why a text with this normal form cannot be ranked, "" where it can."""
+    if not isinstance(text, str):
+        return f"not a text but {type(text).__name__}"
+    if not query:
+        return "the text is empty"
+    return "" if any(map(str.isalnum, query)) else "the text holds no letter or digit"
+
+
+def _place(scores: Float32, row: int) -> int:
+    """Return the place, from 1, of a skill among float32[n_skills] by the tie rule."""
+    return 1 + int((scores > scores[row]).sum() + (scores[:row] == scores[row]).sum())

@@ -217,7 +217,26 @@ def test_no_query_and_no_crash() -> None:
     _, inputs, _, made = model()
     fused = made.score(inputs.rows(np.array([], int)))
     assert fused.scores.shape == (0, 15)
-    assert fused.evidence == []
+    assert {grade: p.shape for grade, p in fused.probabilities.items()} == {2: (0, 15), 3: (0, 15)}
+
+
+def test_contributions_sum_to_the_standardised_raw_outputs() -> None:
+    _, inputs, _, made = model()
+    values = build_features(inputs, made.statics, made.prior, made.groups).values[0]
+    added = made.bag.contributions(values)
+    boosters = [lightgbm.Booster(model_str=text) for text in made.bag.members]
+    raw = np.stack([booster.predict(values, raw_score=True) for booster in boosters])
+    np.testing.assert_allclose(added.sum(axis=1), standard_rows(raw).mean(axis=0), atol=1e-9)
+    np.testing.assert_allclose(added.sum(axis=0), 0, atol=1e-9)
+    named = made.contributions(inputs, 3)
+    assert list(map(abs, named.values())) == sorted(map(abs, named.values()), reverse=True)
+    assert sum(named.values()) == pytest.approx(added[3].sum())
+
+
+def test_contributions_of_a_member_that_tells_no_skills_apart_are_zero() -> None:
+    _, inputs, _, made = model()
+    same = np.repeat(build_features(inputs, made.statics, made.prior, made.groups).values[0][:1], 4, axis=0)
+    assert not made.bag.contributions(same).any()
 
 
 def test_torch_in_the_same_process() -> None:

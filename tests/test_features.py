@@ -84,7 +84,6 @@ def test_evidence_by_hand() -> None:
     # "welding" lies inside "mig welding", which another skill owns: it is not a hit of its own.
     np.testing.assert_array_equal(value(table, "hit.maximal"), [1, 0, 1, 0, 0])
     np.testing.assert_array_equal(value(table, "hit.exact"), np.zeros(5))
-    assert table.evidence[0] == {0: "mig welding", 1: "welding", 2: "c++"}
     # "weld metal" holds "weld" (in the text as welding) and "metal" (not in it).
     assert 0 < value(table, "words.label")[0] < 1
     assert value(table, "words.alias")[0] == pytest.approx(1)

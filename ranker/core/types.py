@@ -98,11 +98,12 @@ class TaggedSkill(Record):
     uri, label : str
         ESCO concept and its preferred label.
     score : float
-        Highest fused score over the sentences that speak for it.
+        Fused score in the sentence that speaks for it most.
     probability : float or None
-        Highest calibrated probability of grade >= 2 over the sentences, None where the system has no calibration.
+        Calibrated probability of grade >= 2 in that sentence, the highest of all; None where the system has no
+        calibration.
     evidence : dict
-        The evidence of the strongest sentence, as in `RankedSkill`.
+        The evidence in that sentence, as in `RankedSkill`.
     spans : tuple of Span
         The sentences that speak for it, in the order of the document.
     """
