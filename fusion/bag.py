@@ -127,30 +127,24 @@ class Bag:
             total += standard_rows(np.concatenate(parts).reshape(n, k))
         return (total / len(boosters)).astype(np.float32)
 
-    def contributions(self, values: Float32) -> NDArray[np.float64]:
-        """Return what each feature adds at every position of one pool, in standard deviations of the pool.
+    def contributions(self, row: Float32) -> NDArray[np.float64]:
+        """Return what each feature adds to the bag's raw output for one skill, against the average training row.
 
         Parameters
         ----------
-        values : float32[k, n_features]
-            Features of one query's pool, in the order of `names`.
+        row : float32[n_features]
+            Features in the order of `names`.
 
         Returns
         -------
-        float64[k, n_features]
-            Mean over members of the feature's Shapley value (LightGBM's pred_contrib; Lundberg et al. 2020, "From local
-            explanations to global understanding with explainable AI for trees") less its mean over the pool, over the
-            standard deviation of the member's raw output. A row sums to the mean of the members' standardised raw
-            outputs; a column sums to zero.
+        float64[n_features]
+            Mean over members of the Shapley values (LightGBM's pred_contrib; Lundberg et al. 2020, "From local
+            explanations to global understanding with explainable AI for trees"). They sum to the mean raw output (log
+            odds where members learn the expected gain) less what the members expect before they see a feature.
         """
-        total = np.zeros(values.shape)
         boosters: tuple[lightgbm.Booster, ...] = self._boosters  # type: ignore[attr-defined]
-        for booster in boosters:
-            parts = np.asarray(booster.predict(values, pred_contrib=True, num_threads=THREADS))[:, :-1]
-            parts = parts - parts.mean(axis=0)
-            deviation = parts.sum(axis=1).std()
-            total += parts / (np.inf if deviation < 1e-12 else deviation)
-        return total / len(boosters)
+        parts = [booster.predict(row[None], pred_contrib=True, num_threads=THREADS) for booster in boosters]
+        return np.asarray(np.mean(np.concatenate(parts)[:, :-1], axis=0))
 
     def importance(self) -> dict[str, float]:
         """Return each feature's share of the total gain over all members, greatest first."""

@@ -108,12 +108,12 @@ class FusionModel:
         return Fused(scores, probabilities)
 
     def contributions(self, inputs: PoolInputs, position: int) -> dict[str, float]:
-        """Return what each feature adds to the score at one position of the first query's pool, largest size first.
+        """Return what each feature adds at one position of the first query's pool, largest size first.
 
-        In standard deviations of the pool, see `Bag.contributions`; features that add nothing are left out.
+        In units of `Bag.contributions`; features that add nothing are left out.
         """
         table = build_features(inputs, self.statics, self.prior, self.groups)
-        added = self.bag.contributions(table.values[0])[position]
+        added = self.bag.contributions(table.values[0, position])
         order = np.argsort(-np.abs(added), kind="stable")
         return {self.bag.names[i]: float(added[i]) for i in order if added[i]}
 

@@ -220,23 +220,19 @@ def test_no_query_and_no_crash() -> None:
     assert {grade: p.shape for grade, p in fused.probabilities.items()} == {2: (0, 15), 3: (0, 15)}
 
 
-def test_contributions_sum_to_the_standardised_raw_outputs() -> None:
+def test_contributions_sum_to_the_raw_outputs() -> None:
     _, inputs, _, made = model()
     values = build_features(inputs, made.statics, made.prior, made.groups).values[0]
-    added = made.bag.contributions(values)
     boosters = [lightgbm.Booster(model_str=text) for text in made.bag.members]
-    raw = np.stack([booster.predict(values, raw_score=True) for booster in boosters])
-    np.testing.assert_allclose(added.sum(axis=1), standard_rows(raw).mean(axis=0), atol=1e-9)
-    np.testing.assert_allclose(added.sum(axis=0), 0, atol=1e-9)
-    named = made.contributions(inputs, 3)
-    assert list(map(abs, named.values())) == sorted(map(abs, named.values()), reverse=True)
-    assert sum(named.values()) == pytest.approx(added[3].sum())
-
-
-def test_contributions_of_a_member_that_tells_no_skills_apart_are_zero() -> None:
-    _, inputs, _, made = model()
-    same = np.repeat(build_features(inputs, made.statics, made.prior, made.groups).values[0][:1], 4, axis=0)
-    assert not made.bag.contributions(same).any()
+    raw = np.mean([booster.predict(values, raw_score=True) for booster in boosters], axis=0)
+    expected = np.mean([booster.predict(values[:1], pred_contrib=True)[0, -1] for booster in boosters])
+    for position in (0, 3, 14):
+        added = made.bag.contributions(values[position])
+        assert added.shape == (len(made.bag.names),)
+        assert added.sum() == pytest.approx(raw[position] - expected)
+        named = made.contributions(inputs, position)
+        assert list(map(abs, named.values())) == sorted(map(abs, named.values()), reverse=True)
+        assert named == {name: value for name, value in zip(made.bag.names, added, strict=True) if value}
 
 
 def test_torch_in_the_same_process() -> None:

@@ -159,8 +159,8 @@ class Explanation(Record):
     matched : str or None
         The label or alt label that stands in the text.
     contributions : dict of str to float
-        What each feature adds to the bag's score (LightGBM's pred_contrib, mean over the members), largest size first;
-        empty for systems without a bag and for skills outside the pool.
+        What each feature adds to the bag's raw output (LightGBM's pred_contrib, mean over the members), largest size
+        first; empty for systems without a bag and for skills outside the pool.
     reason : str
         Why there is no rank; "" where there is one.
     """
