@@ -53,6 +53,7 @@ _CLAUSES = tuple(
         "(?<=:)\\s+|\\s+(?=[-\u2013\u2014|]\\s)",
         "(?<=[,\u060c])\\s+|(?<=[\u3001\uff0c])",
         r"\s+(?=(?:and|or|but|as well as|including|while|where|which)\s)",
+        r"(?<![.\d])\s+",  # "St. Mary's" and "3.5 years" only at last
         r"\s+",
     )
 )
