@@ -131,7 +131,7 @@ def _load(folder: Path, *, causal: bool) -> tuple[Any, list[str]]:
     kind: Any = AutoModelForCausalLM if causal else AutoModelForSequenceClassification
     options: dict[str, Any] = {} if causal else {"num_labels": 1, "ignore_mismatched_sizes": True}
     try:
-        network, found = kind.from_pretrained(folder, torch_dtype="float32", output_loading_info=True, **options)
+        network, found = kind.from_pretrained(folder, output_loading_info=True, **options)
     except (OSError, ValueError, KeyError) as error:
         what = "language model" if causal else "sequence classifier"
         raise ResourceError(f"model {folder}: transformers cannot read it as a {what} ({error})") from error
