@@ -11,9 +11,10 @@ from itertools import pairwise
 from ranker.core.text import MARKER
 from ranker.core.types import RankedSkill, Span, TaggedSkill
 
+# A sentence whose best skill is more likely unfit than fit (grade >= 2) says nothing about skills: it is boilerplate.
+SPEAKS = 0.5
 LONGEST = 400  # characters; 99 % of the sentences that the shipped system was trained on are shorter
 SHORTEST = 60  # characters that a cut leaves on both sides, so that no clause is torn out of its sense
-SPEAKS = 0.3  # TODO
 UNCALIBRATED = 3  # skills that a sentence speaks for where nothing is known of their probability
 WRAPPED = 55  # characters; a line of that length may have been broken by a margin, not by its writer
 
