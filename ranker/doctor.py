@@ -35,8 +35,7 @@ LOW_DISK, NO_DISK = 2e9, 2e8  # bytes: building every cache takes less than the 
 COST = {
     "train": "no official tasks, no comparison with workrb's models, no training, no plots",
     "serve": "no HTTP service",
-    "scale": "no batch tagging of parquet or remote files",
-    "ray": "no tagging over several machines",
+    "scale": "no batch tagging of parquet or remote files, or over several machines",
     "llm": "no language model as judge or last stage",
     "flag": "no FlagEmbedding lanes and columns",
     "dev": "no tests and no lint",

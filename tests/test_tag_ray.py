@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from small_world import write_config, write_esco
 from test_tag import bad, batch, records, tree, write_rows
+from test_tag_docs import arguments, examples
 
 from ranker import tag
 from ranker.core.cli import run
@@ -57,8 +58,14 @@ def test_a_worker_killed_in_the_middle_loses_nothing_and_doubles_nothing(tmp_pat
     try:
         threading.Thread(target=kill_one, daemon=True).start()
         code = run(tag.main, batch(source, out, system, "--engine", "ray", "--workers", 2))
+        write_rows(tmp_path / "vacancies.jsonl", 30)
+        monkeypatch.chdir(tmp_path)
+        [line] = [line for line in examples("sh") if "--engine ray" in line]
+        documented = run(tag.main, arguments(line, Path(system)))
     finally:
         ray.shutdown()
+    assert documented == 0
+    assert len(records(tmp_path / "tagged-by-ray")) == 30
     assert code == 7
     assert killed
     assert killed[0] < ROWS // 20
