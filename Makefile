@@ -1,11 +1,14 @@
 # make demo   set up and run the main job on the embedded profile
 # make test   set up and run lint, types, import contract and tests
+# make train-embedded   train the embedded profile from scratch; interrupted, it goes on at the next call
 PYTHON ?= python3
 VENV   ?= .venv
 PIN    ?= constraints/newest.txt
 BIN     = $(VENV)/bin
+DATA   ?= ../shared/data
+TRAIN   = build/train
 
-.PHONY: demo test lint setup setup-dev clean
+.PHONY: demo test lint setup setup-dev train-embedded clean
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; set PYTHON=...")'
@@ -37,6 +40,25 @@ lint: $(VENV)/.dev
 
 test: lint
 	$(BIN)/python -m pytest
+
+# A step's target is the last file it writes, so one that was interrupted is run again, and goes on from its cache.
+SILVER = $(TRAIN)/silver
+TOWER  = $(TRAIN)/embedded/tower
+FUSION = $(TRAIN)/embedded
+
+$(SILVER)/qrels.tsv: | $(VENV)/.core
+	$(BIN)/python -m train.labels.silver --sentences $(DATA)/sentences --out $(SILVER)
+
+$(TOWER)/training.json: | $(SILVER)/qrels.tsv
+	$(BIN)/python -m train.lanes --config embedded --data $(DATA)/graded --helpers $(SILVER) \
+		--oof $(TRAIN)/tuned.npy --out $(TOWER)
+
+$(FUSION)/README.md: | $(TOWER)/training.json
+	$(BIN)/python -m train.fusion --config embedded --data $(DATA)/graded --helpers $(SILVER) \
+		--oof tuned=$(TRAIN)/tuned.npy --repetitions 1 --members 3 --rounds 300 --override --out $(FUSION)
+
+train-embedded: $(FUSION)/README.md
+	cp -R $(FUSION)/. checkpoints/embedded/
 
 clean:
 	rm -rf build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

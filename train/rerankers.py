@@ -33,6 +33,7 @@ from train.rerank.study import Recipe, Source, prepare
 
 CARD, REPORT, PLOT = "README.md", "training.json", "training.png"
 ADAPTER_RATE = 2e-4
+CAUSAL_LENGTH = 512
 
 
 def _share(value: str) -> float:
@@ -72,7 +73,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     made.add_argument("--causal", action="store_true", help="a language model's yes against its no")
     made.add_argument("--lora", type=int, default=Recipe.lora, metavar="R", help="train adapters of rank R alone")
     made.add_argument("--view", choices=VIEWS, default=Recipe.view, help="what is read of a skill")
-    made.add_argument("--max-length", type=positive, default=Recipe.max_length, help="tokens of a pair")
+    made.add_argument("--max-length", type=positive,
+                      help=f"tokens of a pair ({Recipe.max_length}; causal, with the prompt, {CAUSAL_LENGTH})")
     made.add_argument("--loss", choices=sorted(LOSSES), default=Recipe.loss)
     made.add_argument("--targets", choices=TARGETS, default=Recipe.targets, help="binary: 1 for grade 4, else 0")
     made.add_argument("--depth", type=positive, default=Recipe.depth, help="skills of a pool that are scored")
@@ -100,9 +102,10 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _recipe(arguments: argparse.Namespace) -> Recipe:
-    given = {name: getattr(arguments, name) for name in asdict(Recipe("")) if name != "rate"}
-    usual = ADAPTER_RATE if arguments.lora else Recipe.rate
-    return Recipe(rate=arguments.rate or usual, **given)
+    given = {name: getattr(arguments, name) for name in Recipe.__dataclass_fields__}
+    given["rate"] = arguments.rate or (ADAPTER_RATE if arguments.lora else Recipe.rate)
+    given["max_length"] = arguments.max_length or (CAUSAL_LENGTH if arguments.causal else Recipe.max_length)
+    return Recipe(**given)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

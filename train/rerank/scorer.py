@@ -13,6 +13,7 @@ from ranker.core.errors import RankerError, ResourceError, missing_extra
 from ranker.core.models import resolve_model
 from ranker.core.taxonomy import Taxonomy
 from ranker.core.types import Float32, Int32
+from rerankers.causal import CausalColumn
 from rerankers.classifier import padded
 from rerankers.encoder import EncoderColumn
 from rerankers.pairs import Documents, batches
@@ -52,10 +53,14 @@ class Scorer:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
             torch.use_deterministic_algorithms(True, warn_only=True)
         torch.manual_seed(seed)
-        column = EncoderColumn("trained", model=model, view=view, max_length=max_length)  # pairs are read as it does
+        kind = CausalColumn if causal else EncoderColumn
+        column = kind("trained", model=model, view=view, max_length=max_length)  # which says how a pair is read
         self.tokenizer, self.template = column.tokenizer, column.template
+        self.documents = Documents.build(
+            taxonomy, self.tokenizer, view=view, max_length=max_length, prefix=" " if causal else ""
+        )
+        self.answers = column.answers if isinstance(column, CausalColumn) else None
         self.network, fresh = _load(resolve_model(model), causal=causal)
-        self.documents = Documents.build(taxonomy, self.tokenizer, view=view, max_length=max_length)
         self._typed = int(getattr(self.network.config, "type_vocab_size", 0) or 0) > 1
         self._queries: dict[str, list[int]] = {}
         if lora:
@@ -69,20 +74,42 @@ class Scorer:
 
     def _tokens(self, text: str) -> list[int]:
         if text not in self._queries:
-            self._queries[text] = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+            written = f" {text}\n" if self.causal else text
+            self._queries[text] = self.tokenizer(written, add_special_tokens=False, verbose=False)["input_ids"]
         return self._queries[text]
+
+    def _pair(self, text: str, row: int) -> tuple[list[int], list[int]]:
+        query, document = self._tokens(text), self.documents[row]
+        size = self.template.lengths(len(query), len(document))[0]
+        if self.causal and size < len(query):  # the prompt needs the end of the line
+            query = [*query[: size - 1], query[-1]]
+        return self.template.join(query, document)
 
     def _run(self, pairs: Sequence[tuple[str, int]]) -> Any:
         import torch
 
-        joined = [self.template.join(self._tokens(text), self.documents[row]) for text, row in pairs]
+        joined = [self._pair(text, row) for text, row in pairs]
         tensors = {
             name: torch.from_numpy(value).to(self.device)
             for name, value in padded(joined, int(self.tokenizer.pad_token_id or 0)).items()
             if self._typed or name != "token_type_ids"
         }
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
-            return self.network(**tensors).logits[:, 0].float()
+            if self.answers is None:
+                return self.network(**tensors).logits[:, 0].float()
+            states = self._causal.base_model(**tensors, use_cache=False).last_hidden_state
+        ends = states[torch.arange(len(pairs)), tensors["attention_mask"].sum(dim=1) - 1].float()
+        return ends @ self._answer_row()
+
+    @property
+    def _causal(self) -> Any:
+        return self.network.get_base_model() if hasattr(self.network, "peft_config") else self.network
+
+    def _answer_row(self) -> Any:
+        """Return the output layer's row of "yes" minus that of "no"."""
+        assert self.answers is not None
+        head = self._causal.get_output_embeddings()
+        return (head.weight[self.answers[0]] - head.weight[self.answers[1]]).float()
 
     def predict(self, text: str, rows: Int32) -> Float32:
         """Return the scores of one text with some skills, float32[len(rows)].

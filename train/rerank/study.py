@@ -15,7 +15,7 @@ from ranker.core import metrics
 from ranker.core.artifacts import cached_array, digest
 from ranker.core.cli import note
 from ranker.core.config import SystemConfig
-from ranker.core.errors import ArgumentError
+from ranker.core.errors import ArgumentError, InputError
 from ranker.core.order import top_rows
 from ranker.core.taxonomy import Taxonomy
 from ranker.core.types import Float32, Int32
@@ -143,6 +143,8 @@ def prepare(source: Source, recipe: Recipe, config: SystemConfig, taxonomy: Taxo
         found = load_sentences(source.sentences, taxonomy, strip_bullets=config.strip_bullets)
         near = np.any(alike(found.texts, embed(source.near_model, found.texts), graded.texts, vectors), axis=1)
         kept = found.without(near)
+        if not kept.texts:
+            raise InputError(f"{source.sentences}: no sentence is left for stage 1; leave --sentences out")
         counts |= {"sentences": len(kept.texts), "sentences_like_a_query": int(near.sum())}
         ranking = lane_ranking(config, taxonomy, source.ladder_lane, kept.texts)
         ladder = sentence_lists(kept, ranking, recipe.head_gain)
