@@ -22,6 +22,7 @@ from tiny_system import write_system
 
 import ranker as package
 from ranker import Explanation, SkillRanker, Span, Tagging
+from ranker.core.config import CONFIG_DIR, load_config
 from ranker.core.errors import ArgumentError, ResourceError
 from ranker.core.taxonomy import Skill, Taxonomy
 from ranker.document import SPEAKS, UNCALIBRATED, split_document
@@ -242,6 +243,8 @@ def test_a_folder_holds_a_whole_system_and_can_be_moved(tiny, folder, tmp_path, 
     monkeypatch.chdir(moved)
     assert SkillRanker.load(".").rank([VACANCY], top_k=5) == expected
     assert SkillRanker.load("config.yaml").config.digest == tiny.config.digest
+    (moved / "lanes").mkdir()
+    assert load_config("lanes").folder == str(CONFIG_DIR)  # a name comes before a folder of that name
     with pytest.raises(ResourceError, match=r"a folder that holds config\.yaml"):
         SkillRanker.load(moved / "bert")
 
