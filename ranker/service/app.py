@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import hashlib
 import json
@@ -37,6 +38,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
         400: "The body is not JSON.",
         401: "A key is needed.",
         413: "The body is too large.",
+        415: "The body does not come as application/json.",
         422: "The request is not valid, or exceeds a limit, which is named.",
         429: "The queue is full; Retry-After says when to come again.",
         503: "The service is loading or ending.",
@@ -103,7 +105,7 @@ def create_app(
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         service.start()
         yield
-        service.close()
+        await asyncio.to_thread(service.close)
 
     app = FastAPI(
         title="Graded ranker for ESCO skills",
@@ -139,7 +141,9 @@ def _add_errors(app: FastAPI) -> None:
     async def invalid(request: Request, error: RequestValidationError) -> Response:
         # Without what was given: it may be somebody's CV, and it may not be UTF-8.
         errors = error.errors()
-        if any(e["type"] == "json_invalid" for e in errors):
+        if "json" not in request.headers.get("content-type", "") and request.method == "POST":
+            refused = RefusedError(415, "not_json", "send the body with the header Content-Type: application/json")
+        elif any(e["type"] == "json_invalid" for e in errors):
             refused = RefusedError(400, "not_json", f"the body is not JSON, from character {errors[0]['loc'][-1]} on")
         else:
             places = [(".".join(str(part) for part in e["loc"][1:]) or "body", e["msg"]) for e in errors[:5]]
@@ -237,14 +241,15 @@ def _add_api(app: FastAPI, service: Service) -> None:
 
 
 def _add_operations(app: FastAPI, service: Service) -> None:
-    @app.api_route("/health/live", methods=["GET", "HEAD"], response_model=schemas.Health, tags=["operations"])
+    @app.head("/health/live", include_in_schema=False)
+    @app.get("/health/live", response_model=schemas.Health, tags=["operations"])
     async def live() -> Response:
         """Whether the process answers; restart it where not."""
         return reply({"status": "live"})
 
-    @app.api_route(
+    @app.head("/health/ready", include_in_schema=False)
+    @app.get(
         "/health/ready",
-        methods=["GET", "HEAD"],
         response_model=schemas.Health,
         responses={503: {"model": schemas.Health, "description": "Loading, draining or failed."}},
         tags=["operations"],

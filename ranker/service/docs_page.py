@@ -60,8 +60,6 @@ def docs_page(description: Mapping[str, Any]) -> str:
     parts = ["<h2>Routes</h2>\n"]
     for path, methods in description["paths"].items():
         for method, operation in methods.items():
-            if method == "head":
-                continue
             about = html.escape(operation.get("description", "")).replace("\n\n", "</p><p>")
             given = _body(operation.get("requestBody", {}).get("content", {}))
             rows = "".join(

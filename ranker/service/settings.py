@@ -69,7 +69,7 @@ class Settings:
     config: str = _setting("embedded", str, "name of a system in configs/ or path of a YAML file")
     host: str = _setting("127.0.0.1", str, "address to listen on; 0.0.0.0 for all")
     port: int = _setting(8000, _whole(0, 65535), "port to listen on; 0 takes a free one")
-    queue: int = _setting(256, _whole(1, 1_000_000), "texts that may wait or be in work; beyond, a request gets 429")
+    queue: int = _setting(128, _whole(1, 1_000_000), "texts that may wait or be in work; beyond, a request gets 429")
     max_batch: int = _setting(16, _whole(1, 10_000), "texts ranked together")
     window_ms: float = _setting(2.0, _number(0, 5), "milliseconds a busy service waits for more texts")
     deadline: float = _setting(0.0, _number(0, 3600), "seconds after which a request that waits gets 504; 0: never")
