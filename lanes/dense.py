@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from lanes.encoder import EncoderPool, unit
+from lanes.encoder import PRECISIONS, EncoderPool, unit
 from lanes.threads import one_blas_thread
 from lanes.views import check, check_number, unfitted, view_texts
 from ranker.core.taxonomy import Taxonomy
@@ -32,9 +32,15 @@ class DenseLane:
         "label", "label_description", "label_alt", "description": one text per skill; "alt_mean": the mean of the
         embeddings of label and alt labels; "alt_max": the best of their scores (seven times the work per query).
     query_prompt, document_prompt : str
-        Put before the text.
+        Put before the text: "query: " for E5, an instruction for Qwen3-Embedding.
+    query_branch, document_branch : str, optional
+        For models whose last layers differ between kinds of text, such as JobBERT-v2's "anchor" and "positive".
     max_length : int, optional
         Tokens after which a text is cut; the model's own limit by default.
+    precision : {"float32", "float16", "bfloat16"}
+        Of the model's weights; the halves are for large models on a GPU.
+    stored : {"float16", "float32"}
+        Of the skills' embeddings. float16 is half the size, and moves a cosine by less than 0.0005.
 
     Raises
     ------
@@ -53,13 +59,23 @@ class DenseLane:
         view: str = "label",
         query_prompt: str = "",
         document_prompt: str = "",
+        query_branch: str | None = None,
+        document_branch: str | None = None,
         max_length: int | None = None,
+        precision: str = "float32",
+        stored: str = "float16",
     ) -> None:
         check(view, VIEWS, option="view", lane=name)
+        check(precision, PRECISIONS, option="precision", lane=name)
+        check(stored, ("float16", "float32"), option="stored", lane=name)
         if max_length is not None:
             check_number(max_length, 3, 100_000, option="max_length", lane=name, whole=True)
         self.name = name
-        self.encoder = encoders.get(model)
+        self.encoder = encoders.get(model, precision)
+        for option, branch in (("query_branch", query_branch), ("document_branch", document_branch)):
+            self.encoder.check_branch(branch, f"lane {name}: {option}")
+        self._query_branch, self._document_branch = query_branch, document_branch
+        self._stored = stored
         self._view = view
         self._query_prompt = query_prompt
         self._document_prompt = document_prompt
@@ -76,14 +92,15 @@ class DenseLane:
 
     def key(self, taxonomy: Taxonomy) -> dict[str, Any]:
         """Return everything the embeddings depend on."""
-        return {
+        key = {
             "model": self.encoder.revision,
             "view": self._view,
             "prompt": self._document_prompt,
             "max_length": self._max_length,
             "fingerprint": taxonomy.fingerprint,
-            "stored": "float16",
+            "stored": self._stored,
         }
+        return key if self._document_branch is None else {**key, "branch": self._document_branch}
 
     def fit(self, taxonomy: Taxonomy) -> None:
         """Embed the taxonomy, from the cache where it is there."""
@@ -101,8 +118,14 @@ class DenseLane:
 
         reduce = mean if self._view == "alt_mean" else None
         self._starts = starts if self._view == "alt_max" else None
-        key, max_length = self.key(taxonomy), self._max_length
-        self._vectors = self.encoder.documents(texts, key=key, max_length=max_length, reduce=reduce)
+        self._vectors = self.encoder.documents(
+            texts,
+            key=self.key(taxonomy),
+            max_length=self._max_length,
+            reduce=reduce,
+            branch=self._document_branch,
+            exact=self._stored == "float32",
+        )
 
     def score(self, queries: Sequence[str]) -> Float32:
         """Return float32[n_queries, n_skills]: cosines. One matrix-vector product per query, whatever the batch."""
@@ -111,7 +134,8 @@ class DenseLane:
         skills = len(self._vectors) if self._starts is None else len(self._starts)
         result = np.empty((len(queries), skills), dtype=np.float32)
         for row, query in enumerate(queries):
-            vector = self.encoder.query(self._query_prompt + query, max_length=self._max_length)
+            text = self._query_prompt + query
+            vector = self.encoder.query(text, max_length=self._max_length, branch=self._query_branch)
             cosines = self._vectors @ vector
             result[row] = cosines if self._starts is None else np.maximum.reduceat(cosines, self._starts)
         return result

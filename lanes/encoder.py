@@ -7,22 +7,43 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
+from packaging.version import Version
 from tqdm.auto import tqdm
 
 from lanes import bert
 from lanes.threads import one_blas_thread
 from ranker.core.artifacts import cached_array
-from ranker.core.errors import RankerError, ResourceError
-from ranker.core.models import resolve_model, revision
+from ranker.core.errors import ArgumentError, RankerError, ResourceError
+from ranker.core.models import parameter_count, resolve_model, revision
 from ranker.core.types import Float32
 
 # Where the memo of token states ends; 64 MiB hold some 1,500 sentences of MiniLM's width.
 _MEMO_BYTES = 64 * 2**20
 _BATCH_TOKENS = 2_048
+PRECISIONS = ("float32", "float16", "bfloat16")
+UNREADABLE = (OSError, ValueError, KeyError, TypeError, RuntimeError, ImportError)
+_Shared = TypeVar("_Shared")
+
+
+def torch_device() -> str:
+    """Return where torch models run: the first GPU where there is one."""
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def torch_dtype(precision: str) -> dict[str, Any]:
+    """Return the argument of `from_pretrained` that sets the precision; its name changed with transformers 4.56."""
+    import torch
+    import transformers
+
+    renamed = Version(transformers.__version__) >= Version("4.56")
+    return {"dtype" if renamed else "torch_dtype": getattr(torch, precision)}
 
 
 class NumpyBackend:
@@ -68,9 +89,7 @@ class NumpyBackend:
         settings = json.loads(path.read_text()) if path.is_file() else {}
         if settings.get("do_lower_case"):
             return None
-        return cls(
-            folder, mean=mean, normalises=len(modules) == 3, max_length=settings.get("max_seq_length") or 512
-        )
+        return cls(folder, mean=mean, normalises=len(modules) == 3, max_length=settings.get("max_seq_length") or 512)
 
     def states(self, text: str, max_length: int | None) -> Float32:
         """Return float32[n_tokens, width]: the last hidden states of one text."""
@@ -109,16 +128,17 @@ class NumpyBackend:
 
 
 class _TorchBackend:
-    """Every other model, through sentence-transformers."""
+    """Every other model, through sentence-transformers, on the GPU where there is one."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, precision: str) -> None:
         from sentence_transformers import SentenceTransformer
 
         try:
-            self.model = SentenceTransformer(str(folder), device="cpu")
-        except (OSError, ValueError, KeyError) as error:
+            dtype = torch_dtype(precision)
+            self.model = SentenceTransformer(str(folder), device=torch_device(), model_kwargs=dtype)
+        except UNREADABLE as error:
             raise ResourceError(f"model {folder}: sentence-transformers cannot read it ({error})") from error
-        self.model.eval()
+        self.model.to(next(iter(dtype.values()))).eval()  # the modules after the transformer as well
         self.parameters = sum(p.numel() for p in self.model.parameters())
         self.max_length = int(self.model.max_seq_length or 512)
 
@@ -129,16 +149,20 @@ class _TorchBackend:
     def states(self, text: str, max_length: int | None) -> Float32:
         """Return float32[n_tokens, width]: the token embeddings of one text."""
         value = self._encode([text], max_length, "token_embeddings", convert_to_numpy=False)[0]
-        states: Float32 = value.float().numpy()
+        states: Float32 = value.float().cpu().numpy()
         return states
 
-    def embed(self, text: str, max_length: int | None) -> Float32:
+    def embed(self, text: str, max_length: int | None, branch: str | None) -> Float32:
         """Return float32[width], not normalised unless the model does so."""
-        return np.asarray(self._encode([text], max_length, "sentence_embedding")[0], dtype=np.float32)
+        vector: Float32 = self.documents([text], max_length, branch)[0]
+        return vector
 
-    def documents(self, texts: Sequence[str], max_length: int | None) -> Float32:
+    def documents(self, texts: Sequence[str], max_length: int | None, branch: str | None) -> Float32:
         """Return float32[n_texts, width], not normalised unless the model does so."""
-        return np.asarray(self._encode(texts, max_length, "sentence_embedding", batch_size=64), dtype=np.float32)
+        task = {} if branch is None else {"task": branch}
+        rows = self._encode(texts, max_length, "sentence_embedding", batch_size=64, **task)
+        vectors: Float32 = np.asarray(rows, dtype=np.float32)
+        return vectors
 
 
 def unit(vectors: Float32) -> Float32:
@@ -146,6 +170,20 @@ def unit(vectors: Float32) -> Float32:
     norms = np.sqrt(np.einsum("...i,...i->...", vectors, vectors))[..., None]
     scaled: Float32 = vectors / np.maximum(norms, np.float32(1e-12))
     return scaled
+
+
+def branches(folder: Path) -> tuple[str, ...]:
+    """Return the named branches of a model whose last layers differ between kinds of text; most models have none.
+
+    sentence-transformers calls the module Router (earlier Asym).
+    """
+    file = folder / "modules.json"
+    for module in json.loads(file.read_text()) if file.is_file() else ():
+        if module["type"].rsplit(".", 1)[-1] in {"Router", "Asym"}:
+            for name in ("router_config.json", "config.json"):
+                if (path := folder / module["path"] / name).is_file():
+                    return tuple(json.loads(path.read_text())["structure"])
+    return ()
 
 
 class Encoder:
@@ -158,14 +196,18 @@ class Encoder:
     ----------
     model : str
         See `ranker.core.models.resolve_model`.
+    precision : {"float32", "float16", "bfloat16"}
+        Of the weights; the halves only in torch.
     """
 
-    def __init__(self, model: str) -> None:
+    def __init__(self, model: str, precision: str = "float32") -> None:
         self.model = model
+        self.precision = precision
         self.folder = resolve_model(model)
-        self.revision = revision(self.folder)
+        self.revision = revision(self.folder) + ("" if precision == "float32" else f"-{precision}")
+        self._branches = branches(self.folder)
         self._backend: NumpyBackend | _TorchBackend | None = None
-        self._memo: OrderedDict[tuple[str, int | None], tuple[Float32, Float32 | None]] = OrderedDict()
+        self._memo: OrderedDict[tuple[str, int | None, str | None], tuple[Float32, Float32 | None]] = OrderedDict()
         self._memo_bytes = 0
         self.lock = threading.RLock()
 
@@ -178,20 +220,39 @@ class Encoder:
     def backend(self) -> NumpyBackend | _TorchBackend:
         """Return the loaded model."""
         if self._backend is None:
-            self._backend = NumpyBackend.open(self.folder) or _TorchBackend(self.folder)
+            numpy = NumpyBackend.open(self.folder) if self.precision == "float32" else None
+            self._backend = numpy or _TorchBackend(self.folder, self.precision)
         return self._backend
 
-    @property
+    @cached_property
     def parameters(self) -> int:
-        """Return the number of parameters."""
-        return self.backend.parameters
+        """Return the number of parameters, read from the files where they state it."""
+        return parameter_count(self.folder) or self.backend.parameters
 
-    def _remember(self, text: str, max_length: int | None, *, states: bool) -> tuple[Float32, Float32 | None]:
+    def check_branch(self, branch: str | None, where: str) -> None:
+        """Raise an error that lists the model's branches where one is missing or unknown.
+
+        A model with branches takes one of them for a text that names none, without a word; so it must be named.
+
+        Raises
+        ------
+        ArgumentError
+            With `where` in front, which says whose option it is.
+        """
+        if branch not in (self._branches or (None,)):
+            there = f"it has {', '.join(self._branches)}" if self._branches else "it has none"
+            raise ArgumentError(f"{where}: {branch!r} is no branch of model {self.model}; {there}")
+
+    def _remember(
+        self, text: str, max_length: int | None, *, states: bool, branch: str | None = None
+    ) -> tuple[Float32, Float32 | None]:
         with self.lock:  # lanes run side by side: one encodes a query, the others wait and take it
-            return self._embed(text, max_length, states=states)
+            return self._embed(text, max_length, states=states, branch=branch)
 
-    def _embed(self, text: str, max_length: int | None, *, states: bool) -> tuple[Float32, Float32 | None]:
-        key = (text, max_length)
+    def _embed(
+        self, text: str, max_length: int | None, *, states: bool, branch: str | None
+    ) -> tuple[Float32, Float32 | None]:
+        key = (text, max_length, branch)
         found = self._memo.get(key)
         if found is not None and (found[1] is not None or not states):
             self._memo.move_to_end(key)
@@ -202,7 +263,7 @@ class Encoder:
             value: tuple[Float32, Float32 | None] = (unit(backend.pool(tokens)), tokens)
         else:
             value = (
-                unit(backend.embed(text, max_length)) if found is None else found[0],
+                unit(backend.embed(text, max_length, branch)) if found is None else found[0],
                 backend.states(text, max_length) if states else None,
             )
         if not np.isfinite(value[0]).all():
@@ -217,9 +278,9 @@ class Encoder:
             self._memo_bytes -= vector.nbytes + (0 if dropped is None else dropped.nbytes)
         return value
 
-    def query(self, text: str, *, max_length: int | None = None) -> Float32:
+    def query(self, text: str, *, max_length: int | None = None, branch: str | None = None) -> Float32:
         """Return float32[width], length 1: the embedding of one query, prompt included by the caller."""
-        return self._remember(text, max_length, states=False)[0]
+        return self._remember(text, max_length, states=False, branch=branch)[0]
 
     def query_tokens(self, text: str, *, max_length: int | None = None) -> Float32:
         """Return float32[n_tokens, width]: the token embeddings of one query, not normalised."""
@@ -235,11 +296,13 @@ class Encoder:
         max_length: int | None = None,
         normalise: bool = True,
         reduce: Callable[[Float32], Float32] | None = None,
+        branch: str | None = None,
+        exact: bool = False,
     ) -> Float32:
         """Return float32[n_texts, width] from the cache, or encode and cache it.
 
-        Rows of length 1 are kept as float16, half the size on disk; fresh ones are rounded alike, so that nothing
-        depends on where they came from.
+        Rows of length 1 are kept as float16 unless `exact`, half the size on disk; fresh ones are rounded alike, so
+        that nothing depends on where they came from.
 
         Parameters
         ----------
@@ -253,27 +316,41 @@ class Encoder:
             Whether rows are scaled to length 1, also where the model does not do so.
         reduce : callable, optional
             Applied to the rows before they are stored; its effect must show in `key`.
+        branch : str, optional
+            Of a model that has branches; its name must show in `key`.
+        exact : bool
+            Whether rows of length 1 are kept as float32; must show in `key`.
         """
 
         def compute() -> Float32:
-            rows = self.backend.documents(list(texts()), max_length)
+            backend, plain = self.backend, list(texts())
+            if isinstance(backend, NumpyBackend):
+                rows = backend.documents(plain, max_length)
+            else:
+                rows = backend.documents(plain, max_length, branch)
             if not np.isfinite(rows).all():
                 raise RankerError(f"model {self.model}: embeddings that are not finite; its weights are damaged")
             rows = unit(rows) if normalise else rows
             rows = rows if reduce is None else reduce(rows)
-            return rows.astype(np.float16) if normalise else rows
+            return rows.astype(np.float16) if normalise and not exact else rows
 
         return cached_array("dense", {**key, "normalise": normalise}, compute).astype(np.float32, copy=False)
 
 
 class EncoderPool:
-    """The encoders of one system: one object per model, however many lanes name it."""
+    """The models of one system: one object per model and precision, however many lanes name it."""
 
     def __init__(self) -> None:
-        self._encoders: dict[str, Encoder] = {}
+        self._shared: dict[tuple[Any, str, str], Any] = {}
 
-    def get(self, model: str) -> Encoder:
-        """Return the encoder of a model, made at its first use."""
-        if model not in self._encoders:
-            self._encoders[model] = Encoder(model)
-        return self._encoders[model]
+    def get(self, model: str, precision: str = "float32") -> Encoder:
+        """Return the sentence encoder of a model, made at its first use."""
+        return self.share(Encoder, model, precision)
+
+    def share(self, kind: Callable[[str, str], _Shared], model: str, precision: str) -> _Shared:
+        """Return the one object that `kind(model, precision)` makes."""
+        key = (kind, model, precision)
+        if key not in self._shared:
+            self._shared[key] = kind(model, precision)
+        found: _Shared = self._shared[key]
+        return found

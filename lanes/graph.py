@@ -22,7 +22,7 @@ from ranker.core.taxonomy import Taxonomy
 from ranker.core.types import Float32
 
 
-class _Derived(ABC):
+class Derived(ABC):
     """What derived lanes share: the base lane, and rows smoothed one by one."""
 
     def __init__(self, name: str, base_lane: Lane) -> None:
@@ -53,7 +53,7 @@ class _Derived(ABC):
 def _dense_ancestor(lane: Lane, name: str) -> DenseLane:
     """Return the dense lane that a derived lane stands on."""
     while not isinstance(lane, DenseLane):
-        if not isinstance(lane, _Derived):
+        if not isinstance(lane, Derived):
             raise ArgumentError(f"lane {name}: base: {lane.name} has no embeddings; name a lane of family dense")
         lane = lane._base_lane  # noqa: SLF001 - one file, one family
     return lane
@@ -92,7 +92,7 @@ def memberships(taxonomy: Taxonomy, *, min_size: int = 1) -> sparse.csr_array:
     return sparse.csc_array((data, rows, ends), shape=(len(taxonomy), len(kept))).tocsr()
 
 
-class GroupLane(_Derived):
+class GroupLane(Derived):
     """How strongly the query hits the ESCO groups of a skill.
 
     A group's strength is the soft maximum of its members' z-scores, log(sum(exp(beta z)) / (n + prior)) / beta: many
@@ -183,7 +183,7 @@ def neighbours(vectors: Float32, k: int, key: dict[str, object]) -> tuple[np.nda
     return rows, cached_array("neighbours", {**full, "part": "cosines"}, lambda: search()[1])
 
 
-class NeighbourLane(_Derived):
+class NeighbourLane(Derived):
     """The base scores, averaged over each skill's nearest neighbours, in one or more steps.
 
     Parameters
@@ -233,7 +233,7 @@ class NeighbourLane(_Derived):
         return scores
 
 
-class FeedbackLane(_Derived):
+class FeedbackLane(Derived):
     """Pseudo-relevance feedback: cosine to the centre of the query's own best skills (Rocchio 1971).
 
     The centre is the mean of the `top` best skills' embeddings, weighed exp(sharpness * (z-score - the best z-score)).

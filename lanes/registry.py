@@ -7,12 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from lanes.base import Lane
+from lanes.bge_m3 import BgeM3Lane
 from lanes.context import ContextLane
 from lanes.dense import DenseLane
 from lanes.encoder import EncoderPool
 from lanes.fuzzy import FuzzyLane
 from lanes.graph import FeedbackLane, GroupLane, NeighbourLane
+from lanes.late import LateLane
 from lanes.lexical import BM25Lane, TfidfLane
+from lanes.pagerank import PageRankLane
 from lanes.span import SpanLane
 from lanes.tuned import TunedLane
 from ranker.core.config import LaneConfig
@@ -28,17 +31,22 @@ FAMILIES: Mapping[str, Callable[..., Lane]] = {
     "group": GroupLane,
     "neighbour": NeighbourLane,
     "feedback": FeedbackLane,
+    "pagerank": PageRankLane,
+    "late": LateLane,
+    "bge_m3": BgeM3Lane,
     "tuned": TunedLane,
 }
 
 
-def build_lanes(configs: Sequence[LaneConfig]) -> dict[str, Lane]:
+def build_lanes(configs: Sequence[LaneConfig], *, encoders: EncoderPool | None = None) -> dict[str, Lane]:
     """Make the lanes of a system, in the order of the config; none is fitted yet, and they are to be fitted in order.
 
     Parameters
     ----------
     configs : sequence of LaneConfig
         A derived lane names an earlier one in its option `base`.
+    encoders : EncoderPool, optional
+        Where the models are, for lanes that are to share them with others.
 
     Returns
     -------
@@ -53,7 +61,7 @@ def build_lanes(configs: Sequence[LaneConfig]) -> dict[str, Lane]:
     ResourceError
         If a model is not there.
     """
-    encoders = EncoderPool()
+    encoders = EncoderPool() if encoders is None else encoders
     lanes: dict[str, Lane] = {}
     for config in configs:
         if config.family not in FAMILIES:

@@ -102,13 +102,16 @@ def test_fuzzy_equals_rapidfuzz_pair_by_pair(name: str, scorer) -> None:
         np.testing.assert_allclose(got[row], want, rtol=1e-6)
 
 
-@pytest.mark.parametrize(("config", "model"), [("baseline-bm25", "BM25Model"), ("baseline-tfidf", "TfIdfModel")])
+@pytest.mark.parametrize(
+    ("config", "model"),
+    [("baseline-bm25", "BM25Model"), ("baseline-tfidf", "TfIdfModel"), ("baseline-edit", "EditDistanceModel")],
+)
 def test_baselines_equal_the_benchmarks_own(config: str, model: str) -> None:
     models = pytest.importorskip("workrb.models")
     from lanes.registry import build_lanes
 
     lane = next(iter(build_lanes(load_config(config).lanes).values()))
     lane.fit(toy())
-    queries = [query for query in QUERIES if query]
+    queries = [*filter(None, QUERIES), "Straße für Köche, crème brûlée"]
     want = getattr(models, model)()._compute_rankings(queries, list(toy().label)).numpy()
     np.testing.assert_allclose(lane.score(queries), want, atol=1e-5)

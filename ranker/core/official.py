@@ -16,6 +16,7 @@ from ranker.core.taxonomy import Skill, Taxonomy
 _SKILLS = re.compile(r"skills_([a-z]{2})\.csv", re.IGNORECASE)
 _HIERARCHY = re.compile(r"skillsHierarchy_[a-z]{2}\.csv", re.IGNORECASE)
 _BROADER = re.compile(r"broaderRelationsSkillPillar_[a-z]{2}\.csv", re.IGNORECASE)
+_OCCUPATIONS = re.compile(r"occupationSkillRelations(_[a-z]{2})?\.csv", re.IGNORECASE)
 _VERSION = re.compile(r"v?(\d+\.\d+(?:\.\d+)?)")
 MAX_FIELD = 10_000_000
 
@@ -71,7 +72,7 @@ def read_files(path: Path) -> dict[str, bytes]:
     """
 
     def wanted(name: str) -> bool:
-        return any(pattern.fullmatch(name) for pattern in (_SKILLS, _HIERARCHY, _BROADER))
+        return any(pattern.fullmatch(name) for pattern in (_SKILLS, _HIERARCHY, _BROADER, _OCCUPATIONS))
 
     if not path.exists():
         raise ResourceError(f"nothing at {path}; give a folder or zip of ESCO CSVs, as esco.ec.europa.eu offers them")
@@ -125,7 +126,8 @@ def official_taxonomy(path: Path) -> Taxonomy:
 
     `skills_<language>.csv` is needed (conceptUri, preferredLabel, altLabels one per line, description). Group codes
     come from `broaderRelationsSkillPillar_*.csv` where it is there, spelled as in `skillsHierarchy_*.csv` where that is
-    there too, else as the last part of the group's URI.
+    there too, else as the last part of the group's URI. Links are the broader skills of that file, and the occupations
+    of `occupationSkillRelations_*.csv` where it is there.
 
     Raises
     ------
@@ -145,6 +147,15 @@ def official_taxonomy(path: Path) -> Taxonomy:
     for row in rows(_BROADER, ("conceptUri", "broaderType", "broaderUri")):
         is_group = row["broaderType"].strip() == "SkillGroup"
         broader.setdefault(row["conceptUri"].strip(), []).append((row["broaderUri"].strip(), is_group))
+    links: dict[str, dict[tuple[str, str], None]] = {}
+    for child, parents in broader.items():
+        links[child] = {("broader", parent): None for parent, is_group in parents if not is_group}
+    names: dict[str, str] = {}  # one string per occupation, which hundreds of thousands of rows repeat
+    for row in rows(_OCCUPATIONS, ("occupationUri", "relationType", "skillUri")):
+        occupation, kind = row["occupationUri"].strip(), row["relationType"].strip().lower()
+        if kind in {"essential", "optional"}:
+            link = (kind, names.setdefault(occupation, occupation))
+            links.setdefault(row["skillUri"].strip(), {})[link] = None
     skills = [
         Skill(
             uri=row["conceptUri"].strip(),
@@ -152,6 +163,7 @@ def official_taxonomy(path: Path) -> Taxonomy:
             alt_labels=tuple(filter(None, map(single_spaced, row["altLabels"].splitlines()))),
             description=single_spaced(row["description"]),
             groups=_groups(broader, row["conceptUri"].strip(), codes),
+            links=tuple(links.get(row["conceptUri"].strip(), ())),
         )
         for row in rows(_SKILLS, ("conceptUri", "preferredLabel", "altLabels", "description"))
         if row["preferredLabel"].strip()  # some languages leave a few skills without a label

@@ -20,13 +20,14 @@ FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class Skill:
-    """One skill as a source gives it: `uri`, `label`, `alt_labels`, `description`, group codes."""
+    """One skill as a source gives it: `uri`, `label`, `alt_labels`, `description`, group codes, links (kind, URI)."""
 
     uri: str
     label: str
     alt_labels: tuple[str, ...] = ()
     description: str = ""
     groups: tuple[str, ...] = ()
+    links: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,9 @@ class Taxonomy:
         Alternative labels, in the source's order, without the label itself and without repeats.
     groups : tuple of tuple of str
         Codes of the skill groups (such as "S4.5.0"), possibly none.
+    links : tuple of tuple of (str, str)
+        What a skill is joined with, where the source says so: ("broader", URI of a skill), ("essential" or "optional",
+        URI of an occupation). Not text, so not part of the fingerprint.
     version, language : str
         Such as "1.1.0" and "en".
     source : str
@@ -55,6 +59,7 @@ class Taxonomy:
     version: str = ""
     language: str = "en"
     source: str = field(default="", compare=False)
+    links: tuple[tuple[tuple[str, str], ...], ...] = ()
 
     @classmethod
     def from_skills(
@@ -84,6 +89,7 @@ class Taxonomy:
             version=version,
             language=language,
             source=source,
+            links=tuple(row.links for row in rows),
         )
 
     def __len__(self) -> int:
@@ -119,7 +125,9 @@ class Taxonomy:
         """Return the rows as records."""
         return [
             Skill(*row)
-            for row in zip(self.uri, self.label, self.alt_labels, self.description, self.groups, strict=True)
+            for row in zip(
+                self.uri, self.label, self.alt_labels, self.description, self.groups, self.links, strict=True
+            )
         ]
 
     def extend(self, rows: Sequence[Skill]) -> Taxonomy:
@@ -155,6 +163,8 @@ class Taxonomy:
             "description": self.description,
             "groups": self.groups,
         }
+        if any(self.links):
+            value["links"] = self.links
         data = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
         with atomic_path(path) as temporary:
             temporary.write_bytes(gzip.compress(data, 6, mtime=0))
@@ -185,6 +195,9 @@ class Taxonomy:
                 version=value["version"],
                 language=value["language"],
                 source=value["source"],
+                links=tuple(
+                    tuple((kind, uri) for kind, uri in own) for own in value.get("links", ((),) * len(value["uri"]))
+                ),
             )
         except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError) as error:
             raise InputError(f"{path} is not a readable taxonomy ({error}); build it anew") from error

@@ -1,0 +1,160 @@
+"""PageRank lane: a random walk over the taxonomy's graph that starts again and again at the query's best skills."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+from scipy import sparse
+
+from lanes.base import Lane
+from lanes.graph import Derived, parents
+from lanes.views import check, check_number, unfitted
+from ranker.core.errors import ResourceError
+from ranker.core.order import top_rows, zscore
+from ranker.core.taxonomy import Taxonomy
+from ranker.core.types import Float32
+
+RELATIONS = ("group", "broader", "essential", "optional")
+_ERROR = 1e-7  # of the sum of absolute errors of a query's ranks, which sum to 1
+
+
+def edges(taxonomy: Taxonomy, relations: Sequence[str]) -> list[tuple[str, str]]:
+    """Return the pairs of URIs and group codes that the relations join, without repeats.
+
+    "group" joins a skill with its groups, and a group with the one around it; the others are the taxonomy's links:
+    "broader" skills, and the occupations to which a skill is "essential" or "optional".
+
+    Raises
+    ------
+    ResourceError
+        If the taxonomy has none of a relation's links.
+    """
+    found: dict[tuple[str, str], None] = {}
+    if "group" in relations:
+        for uri, codes in zip(taxonomy.uri, taxonomy.groups, strict=True):
+            for code in codes:
+                chain = [uri, *parents(code)]
+                found.update(dict.fromkeys(pairwise(chain)))
+    pairs = ((uri, link) for uri, own in zip(taxonomy.uri, taxonomy.links, strict=True) for link in own)
+    links = [(uri, kind, other) for uri, (kind, other) in pairs if kind in relations]
+    absent = sorted(set(relations) - {"group"} - {kind for _, kind, _ in links})
+    if absent:
+        raise ResourceError(
+            f"the taxonomy from {taxonomy.source or 'this source'} has no {' and no '.join(absent)} relations; build "
+            "it from a folder or zip of official CSVs with broaderRelationsSkillPillar and occupationSkillRelations"
+        )
+    found.update(dict.fromkeys((uri, other) for uri, _, other in links))
+    return list(found)
+
+
+def transitions(taxonomy: Taxonomy, relations: Sequence[str]) -> tuple[sparse.csr_array, np.ndarray]:
+    """Return the walk's matrix over skills (first, in their order) and whatever else the relations join.
+
+    Returns
+    -------
+    matrix : scipy.sparse.csr_array
+        float64[n_nodes, n_nodes]: [to, from], the probability of a step; every edge can be walked in both directions.
+    stuck : numpy.ndarray
+        bool[n_nodes]: nodes without an edge.
+    """
+    pairs = edges(taxonomy, relations)
+    node = dict(taxonomy.index)
+    for pair in pairs:
+        for name in pair:
+            node.setdefault(name, len(node))
+    ends = np.asarray([(node[a], node[b]) for a, b in pairs], dtype=np.int32).reshape(-1, 2)
+    ends = ends[ends[:, 0] != ends[:, 1]]
+    to, fro = np.concatenate([ends, ends[:, ::-1]]).T
+    graph = sparse.coo_array((np.ones(len(to)), (to, fro)), shape=(len(node), len(node))).tocsr()
+    graph.data[:] = 1.0  # an edge that two relations give in opposite directions is one edge
+    degree = np.bincount(graph.indices, minlength=len(node))
+    graph.data /= degree[graph.indices]
+    return graph, degree == 0
+
+
+def pagerank(matrix: sparse.csr_array, stuck: np.ndarray, start: np.ndarray, damping: float) -> np.ndarray:
+    """Return the personalised PageRank, float64[n_nodes], by power iteration.
+
+    The solution of x = damping * (P x + start * sum of x over stuck nodes) + (1 - damping) * start (Page et al. 1999;
+    stuck nodes jump to the start, as in networkx).
+
+    Parameters
+    ----------
+    matrix, stuck
+        See `transitions`.
+    start : numpy.ndarray
+        float64[n_nodes], sums to 1.
+    damping : float
+        Probability of a further step.
+    """
+    x, change = start, 1.0
+    # What is left of the error is at most change * damping / (1 - damping): each step shrinks it by the damping.
+    while change * damping > _ERROR * (1 - damping):
+        step = damping * (matrix @ x) + (damping * x[stuck].sum() + 1 - damping) * start
+        change = np.abs(step - x).sum()
+        x = step
+    return x
+
+
+class PageRankLane(Derived):
+    """Personalised PageRank over the taxonomy's graph, seeded by the base lane's best skills.
+
+    A seed's share of the start is proportional to exp(sharpness * (z-score - the best z-score)).
+
+    Parameters
+    ----------
+    name : str
+        Feature prefix.
+    base_lane : Lane
+        Whose best skills are the seeds.
+    top : int
+        How many.
+    damping : float
+        Probability of a further step of the walk, 0 to 0.99: the mean length of a walk is damping / (1 - damping).
+    sharpness : float
+        0 starts at all seeds alike.
+    relations : sequence of str
+        Which of `RELATIONS` are edges. A relation that is named must be there.
+
+    Raises
+    ------
+    ArgumentError
+        For a value that is not allowed.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        base_lane: Lane,
+        top: int = 64,
+        damping: float = 0.85,
+        sharpness: float = 1.0,
+        relations: Sequence[str] = ("group",),
+    ) -> None:
+        super().__init__(name, base_lane)
+        check_number(top, 1, 10_000, option="top", lane=name, whole=True)
+        check_number(damping, 0, 0.99, option="damping", lane=name)
+        check_number(sharpness, 0, 100, option="sharpness", lane=name)
+        for relation in relations:
+            check(relation, RELATIONS, option="relations", lane=name)
+        self._top, self._damping, self._sharpness = top, damping, sharpness
+        self._relations = tuple(relations)
+        self._graph: tuple[sparse.csr_array, np.ndarray] | None = None
+
+    def fit(self, taxonomy: Taxonomy) -> None:
+        """Build the graph; nothing to cache."""
+        self._graph = transitions(taxonomy, self._relations)
+
+    def _row(self, scores: Float32) -> Float32:
+        if self._graph is None:
+            raise unfitted(self.name)
+        matrix, stuck = self._graph
+        z = zscore(scores[None])[0].astype(np.float64)
+        seeds = top_rows(scores[None], self._top)[0]
+        start = np.zeros(len(stuck))
+        start[seeds] = np.exp(self._sharpness * (z[seeds] - z[seeds[0]]))
+        start /= start.sum()
+        return pagerank(matrix, stuck, start, self._damping)[: len(scores)].astype(np.float32)
