@@ -1,16 +1,18 @@
 """Tuned lane: a query tower trained on graded relevance over frozen skill embeddings.
 
-The skills' side is the plain encoder's, so nothing of it is shipped or trained, and any taxonomy can be ranked. The
-query's side is the same encoder with its top layers trained, and one linear head per view of the skills:
+The skills' side is the plain encoder's and the taxonomy's groups, so that nothing of it is trained and any taxonomy can
+be ranked. The query's side is the same encoder with its top layers trained, and one linear head per view of the skills:
 
     score(q, s) = scale * sum over views v of (q W_v + b_v) . s_v
 
-where q is the tuned query embedding of length 1. `train.lanes` trains it.
+where q is the tuned query embedding of length 1. The sum over views is taken once per taxonomy, so that a query costs
+one matrix-vector product however many views there are. `train.lanes` trains it.
 """
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +22,7 @@ import numpy as np
 from lanes import bert
 from lanes.dense import DenseLane
 from lanes.encoder import EncoderPool, NumpyBackend, unit
-from lanes.graph import neighbours
+from lanes.graph import neighbours, parents
 from lanes.views import unfitted
 from ranker.core.artifacts import cached_array, sha256_file
 from ranker.core.config import CONFIG_DIR
@@ -28,9 +30,10 @@ from ranker.core.errors import InputError, ResourceError
 from ranker.core.taxonomy import Taxonomy
 from ranker.core.types import Float32
 
-FORMAT = 1
-VIEWS = ("label", "label_description", "neighbours")
+FORMAT = 2
+VIEWS = ("label", "label_description", "description", "alt_mean", "neighbours")  # and the groups, last
 NEIGHBOURS = 14
+GROUP_SIZE = 3
 
 
 @dataclass(frozen=True)
@@ -45,9 +48,11 @@ class Tower:
         The first layer with weights of its own; the number of layers where there is none.
     max_length : int
         Tokens after which a query is cut.
-    heads : float32[n_views, width, width]
-        W_v, in the order of `VIEWS`.
-    bias : float32[n_views, width]
+    groups : tuple of str
+        Codes of the taxonomy's groups, in the order of the last view.
+    heads : float32[width, n_views * width + n_groups]
+        W_v side by side, in the order of `VIEWS`, then the groups'.
+    bias : float32[n_views * width + n_groups]
     scale : float
     layers : dict of str to float32 array
         Tensors of the layers from `first_layer` on, by their names in the encoder.
@@ -56,6 +61,7 @@ class Tower:
     model: str
     first_layer: int
     max_length: int
+    groups: tuple[str, ...]
     heads: Float32
     bias: Float32
     scale: float
@@ -76,6 +82,7 @@ class Tower:
             "max_length": self.max_length,
             "scale": self.scale,
             "views": list(VIEWS),
+            "groups": list(self.groups),
             "sha256": sha256_file(folder / "tower.safetensors"),
         }
         (folder / "tower.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
@@ -107,6 +114,7 @@ class Tower:
                 model=about["model"],
                 first_layer=about["first_layer"],
                 max_length=about["max_length"],
+                groups=tuple(about["groups"]),
                 heads=tensors.pop("heads"),
                 bias=tensors.pop("bias"),
                 scale=float(about["scale"]),
@@ -116,23 +124,37 @@ class Tower:
             raise InputError(f"{folder} holds no readable tower ({error}); train it anew") from error
 
 
-def view_vectors(model: str, encoders: EncoderPool, taxonomy: Taxonomy) -> list[Float32]:
-    """Return the skills' embeddings of each view, float32[n_skills, width] with rows of length 1.
+def group_codes(taxonomy: Taxonomy) -> tuple[str, ...]:
+    """Return the codes of the taxonomy's groups, and of those around them, that hold at least `GROUP_SIZE` skills."""
+    sizes = Counter(code for codes in _codes(taxonomy) for code in codes)
+    return tuple(sorted(code for code, size in sizes.items() if size >= GROUP_SIZE))
+
+
+def _codes(taxonomy: Taxonomy) -> list[set[str]]:
+    return [{code for own in codes for code in parents(own)} for codes in taxonomy.groups]
+
+
+def view_vectors(model: str, encoders: EncoderPool, taxonomy: Taxonomy, groups: Sequence[str]) -> list[Float32]:
+    """Return the skills' vectors of each view, float32[n_skills, width], and their groups, float32[n_skills, n_groups].
 
     "neighbours" is the mean embedding of a skill and its nearest neighbours (label and description), which says what
-    surrounds it.
+    surrounds it. Groups are ones among zeros. Rows are scaled to length 1; a skill without group has zeros.
     """
-    lanes = [DenseLane(view, encoders=encoders, model=model, view=view) for view in VIEWS[:2]]
+    lanes = [DenseLane(view, encoders=encoders, model=model, view=view) for view in VIEWS[:-1]]
     for lane in lanes:
         lane.fit(taxonomy)
     both = unit(lanes[0].vectors + lanes[1].vectors)
-    key = {"lanes": [lane.key(taxonomy) for lane in lanes], "k": NEIGHBOURS}
+    key = {"lanes": [lane.key(taxonomy) for lane in lanes[:2]], "k": NEIGHBOURS}
 
     def around() -> Float32:
         rows, _ = neighbours(both, NEIGHBOURS, {**key, "of": "sum"})
         return unit(both + both[rows].sum(axis=1))
 
-    return [*(np.asarray(lane.vectors) for lane in lanes), cached_array("around", key, around)]
+    column = {code: i for i, code in enumerate(groups)}
+    member = np.zeros((len(taxonomy), len(groups)), dtype=np.float32)
+    for row, codes in enumerate(_codes(taxonomy)):
+        member[row, [column[code] for code in codes if code in column]] = 1
+    return [*(np.asarray(lane.vectors) for lane in lanes), cached_array("around", key, around), unit(member)]
 
 
 class TunedLane:
@@ -156,15 +178,25 @@ class TunedLane:
     def __init__(self, name: str, *, encoders: EncoderPool, checkpoint: str) -> None:
         self.name = name
         folder = Path(checkpoint)
-        self.tower = Tower.load(folder if folder.is_dir() else CONFIG_DIR.parent / "checkpoints" / checkpoint)
+        folder = folder if folder.is_dir() else CONFIG_DIR.parent / "checkpoints" / checkpoint
+        self.tower = Tower.load(folder)
+        self._weights = sha256_file(folder / "tower.safetensors")
         self._encoders = encoders
         self.encoder = encoders.get(self.tower.model)
-        self._views: list[Float32] | None = None
+        self._skills: Float32 | None = None
         self._bert: bert.Bert | None = None
 
     def fit(self, taxonomy: Taxonomy) -> None:
-        """Embed the taxonomy with the plain encoder, from the cache where it is there."""
-        self._views = view_vectors(self.tower.model, self._encoders, taxonomy)
+        """Sum the views through their heads, from the cache where that is there."""
+        tower = self.tower
+
+        def summed() -> Float32:
+            views = np.concatenate(view_vectors(tower.model, self._encoders, taxonomy, tower.groups), axis=1)
+            # float16 halves the file; fresh rows are rounded alike, so that nothing depends on where they came from.
+            return np.concatenate([views @ tower.heads.T, (views @ tower.bias)[:, None]], axis=1).astype(np.float16)
+
+        key = {"tower": self._weights, "encoder": self.encoder.revision, "fingerprint": taxonomy.fingerprint}
+        self._skills = cached_array("tuned", key, summed).astype(np.float32)
 
     def embed(self, query: str) -> Float32:
         """Return float32[width], length 1: the tuned embedding of a query."""
@@ -180,13 +212,11 @@ class TunedLane:
 
     def score(self, queries: Sequence[str]) -> Float32:
         """Return float32[n_queries, n_skills]; one query at a time, so that no other can change it."""
-        if self._views is None:
+        if self._skills is None:
             raise unfitted(self.name)
-        result = np.zeros((len(queries), len(self._views[0])), dtype=np.float32)
+        result = np.empty((len(queries), len(self._skills)), dtype=np.float32)
         for row, query in enumerate(queries):
-            vector = self.embed(query)
-            for head, bias, view in zip(self.tower.heads, self.tower.bias, self._views, strict=True):
-                result[row] += view @ (vector @ head + bias)
+            result[row] = self._skills @ np.append(self.embed(query), np.float32(1))
         return result * np.float32(self.tower.scale)
 
     def backbones(self) -> Mapping[str, int]:

@@ -11,7 +11,7 @@ from tiny_bert import write_tiny_bert
 
 from lanes.encoder import EncoderPool
 from lanes.registry import build_lanes
-from lanes.tuned import Tower, view_vectors
+from lanes.tuned import Tower, group_codes, view_vectors
 from ranker.core.config import LaneConfig
 from ranker.core.errors import InputError, RankerError, ResourceError
 from train.lanes import Graded, Recipe, Trainer, cross_fit, figures
@@ -32,15 +32,16 @@ def world(tmp_path_factory):
         grades[row, row] = 4
     folds = np.arange(24) % 3
     graded = Graded(tuple(map(str, range(24))), tuple(texts), ("t",) * 24, grades, folds)
-    views = view_vectors(model, EncoderPool(), taxonomy)
-    return folder, model, taxonomy, graded, views
+    groups = group_codes(taxonomy)
+    views = view_vectors(model, EncoderPool(), taxonomy, groups)
+    return folder, model, taxonomy, graded, views, groups
 
 
 def test_training_helps_and_the_lane_serves_what_was_trained(world):
-    folder, model, taxonomy, graded, views = world
-    trainer = Trainer(graded, views, model, RECIPE)
+    folder, model, taxonomy, graded, views, groups = world
+    trainer = Trainer(graded, views, model, RECIPE, groups)
     rows = np.arange(24)
-    untrained = Trainer(graded, views, model, replace(RECIPE, epochs=0)).train(rows)
+    untrained = Trainer(graded, views, model, replace(RECIPE, epochs=0), groups).train(rows)
     before = figures(graded, trainer.scores(untrained, rows), rows)
     trained = trainer.train(rows)
     expected = trainer.scores(trained, rows)
@@ -53,17 +54,18 @@ def test_training_helps_and_the_lane_serves_what_was_trained(world):
     assert np.abs(served - expected).max() < 0.02 * np.ptp(expected)  # float16 on disk
     assert (served == np.concatenate([lane.score([text]) for text in graded.texts])).all()
     encoder, tower = lane.backbones().values()
-    assert tower == 3 * 16 * 16 + 3 * 16 + sum(t.size for t in lane.tower.layers.values())
+    assert len(groups) > 1
+    assert tower == (16 + 1) * (5 * 16 + len(groups)) + sum(t.size for t in lane.tower.layers.values())
     assert encoder > tower
 
 
 def test_training_is_deterministic_per_seed(world):
-    _, model, _, graded, views = world
+    _, model, _, graded, views, groups = world
     few = replace(RECIPE, epochs=2)
     rows = np.arange(24)
 
     def scores(seed: int) -> np.ndarray:
-        trainer = Trainer(graded, views, model, replace(few, seed=seed))
+        trainer = Trainer(graded, views, model, replace(few, seed=seed), groups)
         return trainer.scores(trainer.train(rows), rows)
 
     assert (scores(0) == scores(0)).all()
@@ -71,7 +73,7 @@ def test_training_is_deterministic_per_seed(world):
 
 
 def test_a_held_out_querys_grades_cannot_change_its_own_scores(world, tmp_path):
-    _, model, _, graded, views = world
+    _, model, _, graded, views, groups = world
     few = replace(RECIPE, epochs=2)
     turned = graded.grades.copy()
     turned[graded.folds == 1] = np.where(turned[graded.folds == 1] == 4, 0, 4)
@@ -80,32 +82,32 @@ def test_a_held_out_querys_grades_cannot_change_its_own_scores(world, tmp_path):
     for i, data in enumerate((graded, other)):
         folder = tmp_path / str(i)
         folder.mkdir()
-        results.append(cross_fit(data, Trainer(data, views, model, few), folder))
+        results.append(cross_fit(data, Trainer(data, views, model, few, groups), folder))
     same = (results[0] == results[1]).all(axis=1)
     assert same[graded.folds == 1].all()
     assert not same[graded.folds != 1].any()
 
 
 def test_finished_folds_are_not_trained_again(world, tmp_path, monkeypatch):
-    _, model, _, graded, views = world
-    trainer = Trainer(graded, views, model, replace(RECIPE, epochs=1))
+    _, model, _, graded, views, groups = world
+    trainer = Trainer(graded, views, model, replace(RECIPE, epochs=1), groups)
     first = cross_fit(graded, trainer, tmp_path)
     monkeypatch.setattr(trainer, "train", lambda *_: pytest.fail("trained again"))
     assert (cross_fit(graded, trainer, tmp_path) == first).all()
 
 
 def test_a_loss_that_is_not_finite_stops_with_advice(world):
-    _, model, _, graded, views = world
+    _, model, _, graded, views, groups = world
     broken = [view * np.float32(np.nan) for view in views]
     with pytest.raises(RankerError, match="not finite in epoch 1; lower --layer-rate"):
-        Trainer(graded, broken, model, RECIPE).train(np.arange(24))
+        Trainer(graded, broken, model, RECIPE, groups).train(np.arange(24))
 
 
 def test_a_damaged_or_missing_tower_is_named(world, tmp_path):
-    _, model, _, graded, views = world
+    _, model, _, graded, views, groups = world
     with pytest.raises(ResourceError, match=r"no tower\.json"):
         Tower.load(tmp_path)
-    trainer = Trainer(graded, views, model, replace(RECIPE, epochs=1))
+    trainer = Trainer(graded, views, model, replace(RECIPE, epochs=1), groups)
     trainer.tower(trainer.train(np.arange(24))).save(tmp_path / "tower")
     data = bytearray((tmp_path / "tower" / "tower.safetensors").read_bytes())
     data[-1] ^= 1

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lanes.encoder import EncoderPool
-from lanes.tuned import VIEWS, Tower, view_vectors
+from lanes.tuned import VIEWS, Tower, group_codes, view_vectors
 from ranker.core import metrics
 from ranker.core.artifacts import atomic_path, cache_dir, digest, write_json
 from ranker.core.cli import emit, note, parser, positive, run, say, table
@@ -144,7 +144,9 @@ def _batches(rng: np.random.Generator, rows: NDArray[np.intp], lengths: NDArray[
 class Trainer:
     """Trains one tower; the encoder's lower layers run once for all of them."""
 
-    def __init__(self, graded: Graded, views: Sequence[Float32], model: str, recipe: Recipe) -> None:
+    def __init__(
+        self, graded: Graded, views: Sequence[Float32], model: str, recipe: Recipe, groups: Sequence[str]
+    ) -> None:
         import torch
         from tokenizers import Tokenizer
         from transformers import BertModel
@@ -152,7 +154,7 @@ class Trainer:
         # Two threads on a busy machine wait for each other longer than they compute.
         torch.set_num_threads(1)
         folder = resolve_model(model)
-        self.graded, self.model, self.recipe = graded, model, recipe
+        self.graded, self.model, self.recipe, self.groups = graded, model, recipe, tuple(groups)
         self.encoder = BertModel.from_pretrained(folder, add_pooling_layer=False).eval()
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         self.states = lower_states(self.encoder, tokenizer, graded.texts, recipe)
@@ -194,9 +196,11 @@ class Trainer:
         for parameter in layers.parameters():
             parameter.requires_grad_(True)
         width = self.states[0].shape[1]
-        head = torch.nn.Parameter(torch.eye(width).repeat(1, len(VIEWS)) / len(VIEWS))
+        # Text views start as the mean of their cosines; the groups have no say before they are trained.
+        begin = [torch.eye(width).repeat(1, len(VIEWS)) / len(VIEWS), torch.zeros(width, len(self.groups))]
+        head = torch.nn.Parameter(torch.cat(begin, dim=1))
         origin = head.detach().clone()
-        bias = torch.nn.Parameter(torch.zeros(width * len(VIEWS)))
+        bias = torch.nn.Parameter(torch.zeros(head.shape[1]))
         scale = torch.nn.Parameter(torch.tensor(math.log(recipe.scale)))
         optimiser = torch.optim.AdamW(
             [
@@ -258,7 +262,6 @@ class Trainer:
     def tower(self, trained: tuple[Any, Any]) -> Tower:
         """Return a trained tower as what is shipped."""
         layers, (head, bias, scale) = trained
-        width = head.shape[0]
         first = self.recipe.first_layer
         named = {}
         for name, tensor in layers.state_dict().items():
@@ -268,8 +271,9 @@ class Trainer:
             model=self.model,
             first_layer=first,
             max_length=self.recipe.max_length,
-            heads=np.stack([head[:, i * width : (i + 1) * width].numpy() for i in range(len(VIEWS))]),
-            bias=bias.numpy().reshape(len(VIEWS), width),
+            groups=self.groups,
+            heads=head.numpy(),
+            bias=bias.numpy(),
             scale=scale,
             layers=named,
         )
@@ -346,9 +350,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         taxonomy, arguments.data, arguments.helpers, arguments.folds,
         model=arguments.model, strip_bullets=config.strip_bullets,
     )
-    trainer = Trainer(graded, view_vectors(arguments.model, EncoderPool(), taxonomy), arguments.model, recipe)
-    identity = digest([asdict(recipe), arguments.model, taxonomy.fingerprint, graded.texts, graded.folds.tolist(),
-                       digest(graded.grades.tobytes().hex())])[:16]
+    groups = group_codes(taxonomy)
+    views = view_vectors(arguments.model, EncoderPool(), taxonomy, groups)
+    trainer = Trainer(graded, views, arguments.model, recipe, groups)
+    identity = digest([asdict(recipe), VIEWS, groups, arguments.model, taxonomy.fingerprint, graded.texts,
+                       graded.folds.tolist(), digest(graded.grades.tobytes().hex())])[:16]
     report: dict[str, Any] = {"recipe": asdict(recipe), "queries": len(graded.ids), "data": identity}
     if arguments.oof is not None:
         folder = cache_dir() / "towers" / identity
