@@ -209,6 +209,15 @@ def test_a_folder_with_other_files_is_refused(command, tmp_path):
     assert "holds files but no _manifest.json, such as thesis.doc" in found["error"]
 
 
+def test_output_within_the_input_is_refused(command, tmp_path):
+    write_rows(tmp_path / "in.jsonl", 2)
+    for out in (tmp_path, tmp_path / "tagged"):
+        code, found, _ = command(tmp_path, out)
+        assert code == ArgumentError.exit_code
+        assert "its files would be read as input" in found["error"]
+    assert sorted(tree(tmp_path)) == ["in.jsonl"]
+
+
 def test_input_is_checked_before_the_model_is_loaded(command, tmp_path):
     (tmp_path / "in.csv").write_text("key,body\n1,weld\n")
     code, found, _ = command(tmp_path / "in.csv", tmp_path / "out")

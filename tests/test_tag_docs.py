@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from small_world import write_config, write_esco
-from test_tag import text, write_rows
+from test_tag import records, text, write_rows
 
 from ranker import tag
 from ranker.core.cli import run
@@ -55,8 +55,11 @@ def test_commands_and_what_is_done_with_their_output(tmp_path, monkeypatch):
     document = json.loads(Path("tagged-documents", "part-00000-000000000-000000011.jsonl").read_text().splitlines()[0])
     assert set(document) == {"id", "skills", "dropped", "reason"}
     assert document["skills"][0]["spans"] == [{"start": 0, "end": len(text(0))}]
-    [example] = examples("python")
     scope: dict = {}
-    exec(example, scope)
+    reading, measuring = examples("python")
+    exec(reading, scope)
     assert len(scope["answers"]) == 9
     assert scope["labels"].iloc[0] == "weld steel frames"
+    exec(measuring.replace('"embedded"', repr(str(config))), scope)
+    assert len(records(Path("measured"))) == 160
+    assert all(spent > 0 for spent in scope["milliseconds"].values())

@@ -13,6 +13,8 @@ from typing import Any, BinaryIO, Protocol, cast
 from ranker.core.artifacts import atomic_path
 from ranker.core.errors import ArgumentError, ResourceError, missing_extra
 
+TEMPORARY = (".part-*", "._manifest.json.*")  # names that `atomic_path` gives to what a batch writes
+
 
 class Folder(Protocol):
     """A tree of files, each named by its path relative to the root with forward slashes.
@@ -63,9 +65,9 @@ class LocalFolder:
             os.fsync(stream.fileno())
 
     def sweep(self) -> None:
-        """Remove temporary files."""
-        for path in self.root.rglob(".*"):
-            if path.is_file():
+        """Remove temporary files of this project; other hidden files stay."""
+        for pattern in TEMPORARY:
+            for path in self.root.rglob(pattern):
                 path.unlink(missing_ok=True)
 
 
@@ -78,6 +80,7 @@ class RemoteFolder:
 
     def names(self) -> list[str]:
         """Return every file, sorted."""
+        self.system.invalidate_cache()  # other processes write here too
         try:
             found = self.system.find(self.root)
         except FileNotFoundError:
@@ -86,6 +89,7 @@ class RemoteFolder:
 
     def has(self, name: str) -> bool:
         """Tell whether a file is there."""
+        self.system.invalidate_cache()
         return bool(self.system.exists(f"{self.root}/{name}"))
 
     def open(self, name: str) -> BinaryIO:

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, NamedTuple
 from ranker.batch.folders import Folder, reading
 from ranker.core.errors import InputError, RankerError, missing_extra
 
-MAX_LINE = 1 << 22  # bytes; a longer line is a bad row, so that no file can fill the memory
+MAX_ROW = 1 << 20  # bytes; a longer row is a bad one, so that no file can fill the memory
 _NO_UTF8 = re.compile("[\udc80-\udcff]")  # what decoding leaves of such bytes
 KINDS = (".jsonl", ".ndjson", ".csv", ".tsv", ".parquet")
 
@@ -113,12 +113,12 @@ def _row(offset: int, line: int, key: Any, text: Any) -> Row:
 
 
 def _lines(stream: BinaryIO, offset: int, line: int) -> Iterator[tuple[int, int, bytes]]:
-    """Yield offset, number and bytes of each line; of a line longer than `MAX_LINE`, the start."""
+    """Yield offset, number and bytes of each line; of a line longer than `MAX_ROW`, the start."""
     stream.seek(offset)
-    while start := stream.readline(MAX_LINE):
+    while start := stream.readline(MAX_ROW):
         end = start
         while end and not end.endswith(b"\n"):
-            end = stream.readline(MAX_LINE)
+            end = stream.readline(MAX_ROW)
         yield offset, line, start
         offset, line = stream.tell(), line + 1
 
@@ -127,8 +127,8 @@ def _jsonl(stream: BinaryIO, columns: Columns, offset: int, line: int) -> Iterat
     for at, number, data in _lines(stream, offset, line):
         if not data.strip():
             continue
-        if len(data) == MAX_LINE and not data.endswith(b"\n"):
-            yield Row(at, number, "", "", f"the line is longer than {MAX_LINE} bytes")
+        if len(data) == MAX_ROW and not data.endswith(b"\n"):
+            yield Row(at, number, "", "", f"the row is longer than {MAX_ROW} bytes")
             continue
         try:
             value = json.loads(data)
@@ -154,32 +154,39 @@ def _csv(stream: BinaryIO, columns: Columns, offset: int, line: int) -> Iterator
     sign = max(headers, key=lambda sign: (set(columns) <= set(headers[sign]), len(headers[sign])))
     header = headers[sign]
     where = _indices(header, columns)
-    place = (offset, line) if offset else (stream.tell(), 2)
+    csv.field_size_limit(max(csv.field_size_limit(), MAX_ROW))  # one for all readers, and others change it too
+    place = begin = second = (offset, line) if offset else (stream.tell(), 2)
 
     def fed() -> Iterator[str]:
-        nonlocal place
+        nonlocal place, second
         for _, number, data in _lines(stream, *place):
             place = (stream.tell(), number + 1)
+            if number == begin[1]:
+                second = place
+            if place[0] - begin[0] > MAX_ROW:
+                raise csv.Error(f"the row is longer than {MAX_ROW} bytes")
             yield data.decode("utf-8", "surrogateescape")
 
-    reader = csv.reader(fed(), delimiter=sign)
+    reader = csv.reader(fed(), delimiter=sign, strict=True)
     while True:
-        at, number = place
+        begin = place
         try:
             fields = next(reader, None)
         except csv.Error as error:
-            yield Row(at, number, "", "", f"broken CSV: {error}")
+            yield Row(*begin, "", "", f"broken CSV: {error}")
+            place = second  # the next line may be a good row: a quote that is never closed costs its own row only
+            reader = csv.reader(fed(), delimiter=sign, strict=True)
             continue
         if fields is None:
             return
         if not fields:
             continue
         if len(fields) != len(header):
-            yield Row(at, number, "", "", f"{len(fields)} fields, the header has {len(header)}")
+            yield Row(*begin, "", "", f"{len(fields)} fields, the header has {len(header)}")
         elif _NO_UTF8.search(fields[where.id] + fields[where.text]):
-            yield Row(at, number, "", "", "not UTF-8")
+            yield Row(*begin, "", "", "not UTF-8")
         else:
-            yield _row(at, number, fields[where.id], fields[where.text])
+            yield _row(*begin, fields[where.id], fields[where.text])
 
 
 class _Where(NamedTuple):

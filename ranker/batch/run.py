@@ -14,6 +14,7 @@ from ranker.batch.part import Advance, Job
 from ranker.batch.plan import input_files, make_plan
 from ranker.batch.rows import Columns
 from ranker.core.config import load_config
+from ranker.core.errors import ArgumentError
 from ranker.core.sources import load_taxonomy
 
 ENGINES = ("local", "ray")
@@ -62,10 +63,14 @@ def tag_rows(
 
     Raises
     ------
+    ArgumentError
+        If the output lies in the input.
     RankerError
         See `make_plan`, `begin` and the engines.
     """
     begun = time.perf_counter()
+    if f"{out}/".startswith(f"{source}/"):
+        raise ArgumentError(f"--out {out} lies in {source}: its files would be read as input; give another --out")
     plan = make_plan(source, columns, part_rows)
     config = load_config(system)
     job = Job(input_files(source)[0], out, system, mode, output_format, columns, top_k, min_probability)
