@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ranker.core.errors import ArgumentError, RankerError
+from ranker.core.errors import RankerError
+from ranker.core.options import number, one_of
 from ranker.core.views import TEXT_VIEWS, view_texts
 
 __all__ = ["TEXT_VIEWS", "check", "check_number", "unfitted", "view_texts"]
@@ -18,8 +19,7 @@ def check(value: object, allowed: Sequence[object], *, option: str, lane: str) -
     ArgumentError
         If `value` is not among them.
     """
-    if value not in allowed:
-        raise ArgumentError(f"lane {lane}: {option}: {value!r} is not one of {', '.join(map(str, allowed))}")
+    one_of(value, allowed, f"lane {lane}: {option}")
 
 
 def check_number(value: object, low: float, high: float, *, option: str, lane: str, whole: bool = False) -> None:
@@ -30,10 +30,7 @@ def check_number(value: object, low: float, high: float, *, option: str, lane: s
     ArgumentError
         If `value` is not a number (a whole one where `whole`) from `low` to `high`.
     """
-    kinds = int if whole else (int, float)
-    if isinstance(value, bool) or not isinstance(value, kinds) or not low <= value <= high:
-        kind = "whole number" if whole else "number"
-        raise ArgumentError(f"lane {lane}: {option}: {value!r} is not a {kind} from {low} to {high}")
+    number(value, low, high, f"lane {lane}: {option}", whole=whole)
 
 
 def unfitted(lane: str) -> RankerError:

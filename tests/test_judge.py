@@ -14,14 +14,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ranker.core.answers import AnswerCache
+from ranker.core.chat import Endpoint
 from ranker.core.errors import ArgumentError, InputError, ResourceError
 from ranker.core.tasks import load_tasks
 from ranker.core.taxonomy import Skill, Taxonomy
 from tests.small_world import BASE, write_config, write_esco
 from train.judge import main
-from train.labels.answers import AnswerCache
 from train.labels.cascade import Judge, Outcome
-from train.labels.client import Endpoint, JudgeClient
+from train.labels.client import JudgeClient
 from train.labels.gates import DIRECT, GATES, Pair, load_questions
 from train.labels.standin import Reply, StandIn
 from train.labels.stream import candidates, pairs, read_stream

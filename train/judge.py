@@ -14,12 +14,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ranker.core.chat import Endpoint
 from ranker.core.cli import emit, note, parser, positive, run, say, table
 from ranker.core.config import TaxonomyConfig, load_config
 from ranker.core.errors import EXIT_OK, EXIT_PARTIAL, ArgumentError
 from ranker.core.sources import load_taxonomy
 from train.labels.cascade import MODES
-from train.labels.client import Endpoint
 from train.labels.factory import CACHE, CONCURRENCY, label, plan, prepare
 from train.labels.gates import VERSION
 

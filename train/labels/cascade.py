@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
+from ranker.core.answers import AnswerCache
 from ranker.core.errors import RankerError
-from train.labels.answers import AnswerCache
 from train.labels.client import JudgeClient
 from train.labels.gates import DIRECT, GATES, Pair, Question
 
@@ -111,12 +111,12 @@ class Judge:
         known = self.cache.get(*key)
         if known is not None:
             self.tally.cached += 1
-            return known, ""
-        verdict = await client.ask(question, pair)
-        if verdict.answer is None:
-            return None, verdict.reason
+            return int(known), ""
+        got = await client.ask(question, pair)
+        if got.value is None:
+            return None, got.reason
         self.tally.asked += 1
-        return self.cache.put(*key, verdict.answer, (verdict.prompt_tokens, verdict.completion_tokens)), ""
+        return int(self.cache.put(*key, got.value, (got.prompt_tokens, got.completion_tokens))), ""
 
 
 def decided(

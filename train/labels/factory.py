@@ -9,15 +9,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ranker.core.answers import AnswerCache
 from ranker.core.artifacts import digest
+from ranker.core.chat import Endpoint
 from ranker.core.cli import note
 from ranker.core.config import SystemConfig
 from ranker.core.errors import ArgumentError
 from ranker.core.taxonomy import Taxonomy
 from ranker.core.types import Int32
-from train.labels.answers import AnswerCache
 from train.labels.cascade import JUROR_GATES, Judge, decided, grade_all
-from train.labels.client import Endpoint, JudgeClient
+from train.labels.client import JudgeClient
 from train.labels.folder import Labels, claim, write_labels
 from train.labels.gates import DIRECT, GATES, VERSION, load_questions
 from train.labels.meter import Meter, usage_facts

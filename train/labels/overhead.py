@@ -17,10 +17,11 @@ from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ranker.core.answers import AnswerCache
+from ranker.core.chat import Endpoint
 from ranker.core.cli import emit, parser, positive, run, say, table
-from train.labels.answers import AnswerCache
 from train.labels.cascade import Judge, Outcome, grade_all
-from train.labels.client import Endpoint, JudgeClient
+from train.labels.client import JudgeClient
 from train.labels.gates import Pair, load_questions
 from train.labels.standin import Reply, StandIn
 

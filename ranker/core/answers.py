@@ -1,16 +1,18 @@
-"""Every answer a judge gave, in SQLite, so that a stopped run loses nothing and a second run costs nothing."""
+"""Every answer a hosted model gave, in SQLite, so that a stopped run loses nothing and a second run costs nothing."""
 
 from __future__ import annotations
 
 import sqlite3
 from pathlib import Path
 from types import TracebackType
+from typing import cast
 
 from ranker.core.errors import InputError, ResourceError
 
+Answer = int | str
 _TABLE = """
 CREATE TABLE IF NOT EXISTS answers (
-    model TEXT NOT NULL, prompt TEXT NOT NULL, pair TEXT NOT NULL, answer INTEGER NOT NULL,
+    model TEXT NOT NULL, prompt TEXT NOT NULL, pair TEXT NOT NULL, answer NOT NULL,
     prompt_tokens INTEGER NOT NULL, completion_tokens INTEGER NOT NULL,
     PRIMARY KEY (model, prompt, pair)
 ) WITHOUT ROWID
@@ -21,7 +23,7 @@ class AnswerCache:
     """Answers by (model, prompt version, pair). Only answers are kept: a failure is tried again by the next run.
 
     Each answer is committed at once. With a write-ahead log that costs no flush to disk, and a killed process loses
-    nothing that was committed (a power cut may lose the last moments, never the file).
+    nothing that was committed (a power cut may lose the last moments, never the file). One thread at a time.
     """
 
     def __init__(self, path: Path) -> None:
@@ -37,7 +39,7 @@ class AnswerCache:
         self.path = path
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._connection = sqlite3.connect(path, timeout=30, isolation_level=None)
+            self._connection = sqlite3.connect(path, timeout=30, isolation_level=None, check_same_thread=False)
             self._connection.execute("PRAGMA journal_mode=WAL")
             self._connection.execute("PRAGMA synchronous=NORMAL")
             self._connection.execute(_TABLE)
@@ -48,14 +50,14 @@ class AnswerCache:
         except OSError as error:
             raise ResourceError(f"cannot make {path.parent}: {error.strerror or error}") from error
 
-    def get(self, model: str, prompt: str, pair: str) -> int | None:
+    def get(self, model: str, prompt: str, pair: str) -> Answer | None:
         """Return the answer, or None where there is none."""
         row = self._connection.execute(
             "SELECT answer FROM answers WHERE model = ? AND prompt = ? AND pair = ?", (model, prompt, pair)
         ).fetchone()
-        return None if row is None else int(row[0])
+        return None if row is None else cast(Answer, row[0])
 
-    def put(self, model: str, prompt: str, pair: str, answer: int, tokens: tuple[int, int] = (0, 0)) -> int:
+    def put(self, model: str, prompt: str, pair: str, answer: Answer, tokens: tuple[int, int] = (0, 0)) -> Answer:
         """Keep an answer and return the one that counts: the first ever given, also where two asked at once."""
         cursor = self._connection.execute(
             "INSERT OR IGNORE INTO answers VALUES (?, ?, ?, ?, ?, ?)", (model, prompt, pair, answer, *tokens)
