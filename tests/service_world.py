@@ -99,7 +99,7 @@ def service(ranker: StubRanker | None = None, **settings) -> Iterator[TestClient
         yield client
 
 
-def until(true, seconds: float = 20.0) -> None:
+def until(true, seconds: float = 60.0) -> None:
     """Wait until a condition holds."""
     end = time.monotonic() + seconds
     while not true():

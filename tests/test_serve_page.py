@@ -21,7 +21,7 @@ playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright
 uvicorn = pytest.importorskip("uvicorn")
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-VACANCY = "🚀 Join us <b>now</b>\nYou weld metal & more\nand paint walls, and weld metal\nA teach job"
+VACANCY = "🚀 Join us <b>now</b>\nYou weld metal & more\nand paint walls and weld metal\nA teach job"
 
 
 def run(ranker, **settings):
@@ -48,7 +48,7 @@ def browser():
         path = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
         options = {"args": ["--no-sandbox"]} if hasattr(os, "geteuid") and os.geteuid() == 0 else {}
         try:
-            browser = driver.chromium.launch(executable_path=path, **options)
+            browser = driver.chromium.launch(executable_path=path, timeout=300_000, **options)
         except playwright.Error as error:
             pytest.skip(f"no Chromium to be had: {error.message.splitlines()[0]}")
         yield browser
@@ -67,7 +67,7 @@ def page(browser, address):
     clipboard = ["clipboard-read", "clipboard-write"]
     context = browser.new_context(permissions=clipboard, viewport={"width": 1280, "height": 800})
     page = context.new_page()
-    page.set_default_timeout(30_000)
+    page.set_default_timeout(120_000)
     wrong = []
     page.on("pageerror", lambda error: wrong.append(str(error)))
     page.on("console", lambda message: wrong.append(message.text) if message.type in {"error", "warning"} else None)
@@ -115,7 +115,7 @@ def test_the_text_stays_text_and_spans_light_up_in_the_right_place(page):
     assert page.text_content("#reading") == VACANCY
     assert page.locator("#reading b").count() == 0
     page.locator(".skill").first.hover()
-    assert lit(page) == ["You weld metal & more", "and paint walls, and weld metal"]
+    assert lit(page) == ["You weld metal & more", "and paint walls and weld metal"]
     page.locator(".skill").nth(2).hover()
     assert lit(page) == ["A teach job"]
     page.locator("h1").hover()
@@ -135,7 +135,7 @@ def test_by_keyboard_alone(page):
     for _ in range(4):  # copy as JSON, copy as CSV, threshold, first skill
         page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.textContent") == "weld metal"
-    assert lit(page) == ["You weld metal & more", "and paint walls, and weld metal"]
+    assert lit(page) == ["You weld metal & more", "and paint walls and weld metal"]
     width = page.evaluate("getComputedStyle(document.activeElement).outlineWidth")
     assert width == "3px"
     page.locator("mark").nth(2).click()
@@ -252,7 +252,7 @@ def test_a_key_is_asked_for_and_kept_in_the_tab(browser):
 
     address, stop = run(StubRanker(), api_keys=read_settings({"api_keys": "open sesame"}, {}).api_keys)
     page = browser.new_page()
-    page.set_default_timeout(30_000)
+    page.set_default_timeout(120_000)
     page.goto(address)
     page.fill("#text", "weld metal")
     page.click("#go")
@@ -272,7 +272,7 @@ def test_a_busy_service_and_one_that_is_gone_are_said(browser):
     address, stop = run(ranker, queue=1, max_texts=1)
     first, page = browser.new_page(), browser.new_page()
     for one in (first, page):
-        one.set_default_timeout(30_000)
+        one.set_default_timeout(120_000)
         one.goto(address)
         one.fill("#text", WORDS[0])
     ranker.gate.clear()
