@@ -1,27 +1,36 @@
-"""A bag of boosted rankers: several seeds, each standardised within a query, then averaged."""
+"""A bag of boosted rankers: several seeds, each standardised within a query, then averaged.
+
+LightGBM trains the members and explains them; scoring them goes through `fusion.forest` and does not import it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-import lightgbm
 import numpy as np
 from numpy.typing import NDArray
 
+from fusion.forest import Forest, Ranker
 from ranker.core.artifacts import atomic_path, digest
 from ranker.core.errors import InputError, ResourceError
 from ranker.core.types import Float32
+
+if TYPE_CHECKING:
+    import lightgbm
 
 # LightGBM's threads and torch's spin against each other in one process: 100 trees took 0.5 s on one thread and up to
 # 97 s on two. Training and prediction are held to one thread each.
 THREADS = 1
 
+MEMBER, JUDGE = "member-{:02d}.txt", "judge-{:02d}.txt"
+
 LABEL_GAIN = (0, 1, 3, 7, 15)
 LISTWISE = ("lambdarank", "rank_xendcg")
+GAIN = "cross_entropy"
 LAMBDARANK: Mapping[str, Any] = {
     "objective": "lambdarank",
     "label_gain": list(LABEL_GAIN),
@@ -40,7 +49,7 @@ LAMBDARANK: Mapping[str, Any] = {
 # The order by expected gain maximises expected DCG, so a model of the gain (as a share of the greatest) ranks.
 EXPECTED_GAIN: Mapping[str, Any] = {
     **{key: value for key, value in LAMBDARANK.items() if key not in {"label_gain", "lambdarank_truncation_level"}},
-    "objective": "cross_entropy",
+    "objective": GAIN,
 }
 
 
@@ -60,12 +69,31 @@ class Learner(Protocol):
 
 
 def _train(params: dict[str, Any], data: Any, rounds: int) -> lightgbm.Booster:
+    import lightgbm
+
     return lightgbm.train(params, data, num_boost_round=rounds)
 
 
 def feature_hash(names: Sequence[str]) -> str:
     """Return a short hash of feature names and their order."""
     return digest(list(names))[:16]
+
+
+class BagScores(NamedTuple):
+    """What a bag says of every pool position.
+
+    Attributes
+    ----------
+    order : float32[n_queries, k]
+        Mean over members of the member's z-score within the query: what a query's skills are ordered by.
+    level : float32[n_queries, k]
+        The order, with the mean and the deviation that the judges' expected gain has over the query's pool: what
+        probabilities are read from. Within a query it never rises where the order falls; between queries it says
+        which asks for more. The order itself, where there is no judge.
+    """
+
+    order: Float32
+    level: Float32
 
 
 @dataclass(frozen=True)
@@ -78,25 +106,46 @@ class Bag:
         The features, in the order of the columns.
     members : tuple of str
         Each member as LightGBM's text format.
+    judges : tuple of str
+        Members that have no say in the order, only in the level: how much the query asks for at all.
     """
 
     names: tuple[str, ...]
     members: tuple[str, ...]
+    judges: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.members:
             raise InputError("a bag needs at least one member")
-        boosters = tuple(lightgbm.Booster(model_str=text) for text in self.members)
-        for number, booster in enumerate(boosters):
-            if booster.num_feature() != len(self.names):
+        for number, ranker in enumerate(self._rankers):
+            known = {GAIN, *LISTWISE} if number < len(self.members) else {GAIN}
+            if ranker.n_features != len(self.names):
                 raise InputError(
-                    f"member {number} of the bag was trained on {booster.num_feature()} features, the manifest names "
+                    f"member {number} of the bag was trained on {ranker.n_features} features, the manifest names "
                     f"{len(self.names)}; train it anew"
                 )
-        object.__setattr__(self, "_boosters", boosters)
+            if ranker.objective not in known:
+                raise InputError(
+                    f"member {number} of the bag has the objective {ranker.objective}; known: "
+                    f"{', '.join(sorted(known))}; train it anew"
+                )
 
-    def score(self, values: Float32) -> Float32:
-        """Return the bag's score at every pool position.
+    @cached_property
+    def _rankers(self) -> tuple[Ranker, ...]:
+        return tuple(map(Ranker.parse, (*self.members, *self.judges)))
+
+    @cached_property
+    def _forest(self) -> Forest:
+        return Forest(self._rankers)
+
+    @cached_property
+    def _boosters(self) -> list[lightgbm.Booster]:
+        import lightgbm
+
+        return [lightgbm.Booster(model_str=text) for text in self.members]
+
+    def score(self, values: Float32) -> BagScores:
+        """Return the bag's scores at every pool position.
 
         Parameters
         ----------
@@ -105,27 +154,25 @@ class Bag:
 
         Returns
         -------
-        float32[n_queries, k]
-            Mean over members of the member's z-score within the query.
+        BagScores
+            Two float32[n_queries, k].
         """
         n, k, width = values.shape
         if width != len(self.names):
             raise InputError(f"{width} features given, the bag was trained on {len(self.names)}")
-        total = np.zeros((n, k))
         if n == 0 or k == 0:
-            return total.astype(np.float32)
-        flat = np.ascontiguousarray(values.reshape(n * k, width))
-        boosters: tuple[lightgbm.Booster, ...] = self._boosters  # type: ignore[attr-defined]
-
-        def predict(rows: Float32) -> list[NDArray[np.float64]]:
-            return [np.asarray(booster.predict(rows, num_threads=THREADS)) for booster in boosters]
-
-        # A row's prediction depends on that row alone, so halves on two Python threads give the same numbers.
-        with ThreadPoolExecutor(2) as executor:
-            halves = list(executor.map(predict, np.array_split(flat, 2)))
-        for parts in zip(*halves, strict=True):
-            total += standard_rows(np.concatenate(parts).reshape(n, k))
-        return (total / len(boosters)).astype(np.float32)
+            return BagScores(*np.zeros((2, n, k), np.float32))
+        outputs = self._forest.raw(values.reshape(n * k, width)).reshape(-1, n, k)
+        members, judges = outputs[: len(self.members)], outputs[len(self.members) :]
+        order = np.zeros((n, k))
+        for ranker, raw in zip(self._rankers, members, strict=False):
+            order += standard_rows(_sigmoid(raw) if ranker.objective == GAIN else raw)
+        scores = (order / len(members)).astype(np.float32)
+        if not len(judges):
+            return BagScores(scores, scores)
+        gain = _sigmoid(judges).mean(axis=0)
+        level = gain.mean(axis=1, keepdims=True) + scores * gain.std(axis=1, keepdims=True)
+        return BagScores(scores, level.astype(np.float32))
 
     def contributions(self, row: Float32) -> NDArray[np.float64]:
         """Return what each feature adds to the bag's raw output for one skill, against the average training row.
@@ -142,47 +189,51 @@ class Bag:
             explanations to global understanding with explainable AI for trees"). They sum to the mean raw output (log
             odds where members learn the expected gain) less what the members expect before they see a feature.
         """
-        boosters: tuple[lightgbm.Booster, ...] = self._boosters  # type: ignore[attr-defined]
-        parts = [booster.predict(row[None], pred_contrib=True, num_threads=THREADS) for booster in boosters]
+        parts = [booster.predict(row[None], pred_contrib=True, num_threads=THREADS) for booster in self._boosters]
         return np.asarray(np.mean(np.concatenate(parts)[:, :-1], axis=0))
 
     def importance(self) -> dict[str, float]:
-        """Return each feature's share of the total gain over all members, greatest first."""
-        boosters: tuple[lightgbm.Booster, ...] = self._boosters  # type: ignore[attr-defined]
-        gain = np.sum([booster.feature_importance("gain") for booster in boosters], axis=0)
+        """Return each feature's share of the total gain over the members that order, greatest first."""
+        gain = np.sum([ranker.gains() for ranker in self._rankers[: len(self.members)]], axis=0)
         share = gain / max(float(gain.sum()), 1e-12)
         return {self.names[i]: float(share[i]) for i in np.argsort(-share, kind="stable")}
 
     def save(self, folder: Path) -> None:
-        """Write one LightGBM text file per member; files of a larger bag that stood there go."""
-        for number, text in enumerate(self.members):
-            with atomic_path(folder / f"member-{number:02d}.txt") as path:
-                path.write_text(text, encoding="utf-8")
-        for stale in folder.glob("member-*.txt"):
-            if int(stale.stem.split("-")[1]) >= len(self.members):
-                stale.unlink()
+        """Write one LightGBM text file per member and judge; files of a larger bag that stood there go."""
+        for kind, texts in ((MEMBER, self.members), (JUDGE, self.judges)):
+            for number, text in enumerate(texts):
+                with atomic_path(folder / kind.format(number)) as path:
+                    path.write_text(text, encoding="utf-8")
+            for stale in folder.glob(kind.replace("{:02d}", "*")):
+                if int(stale.stem.split("-")[1]) >= len(texts):
+                    stale.unlink()
 
     @classmethod
-    def load(cls, folder: Path, names: Sequence[str], count: int) -> Bag:
-        """Read the members that `save` wrote.
+    def load(cls, folder: Path, names: Sequence[str], count: int, judges: int = 0) -> Bag:
+        """Read the `count` members and the judges that `save` wrote.
 
         Raises
         ------
         ResourceError
             If one is not there.
         InputError
-            If one is not a LightGBM model over these features.
+            If one is damaged, or no LightGBM model over these features.
         """
-        members = []
-        for number in range(count):
-            path = folder / f"member-{number:02d}.txt"
-            if not path.is_file():
-                raise ResourceError(f"{folder} lacks {path.name}; its manifest names {count} members: train it anew")
-            members.append(path.read_text(encoding="utf-8"))
+        files = [MEMBER.format(i) for i in range(count)] + [JUDGE.format(i) for i in range(judges)]
+        for name in files:
+            if not (folder / name).is_file():
+                raise ResourceError(
+                    f"{folder} lacks {name}; its manifest names {count} members and {judges} judges: train it anew"
+                )
+        texts = tuple((folder / name).read_text(encoding="utf-8") for name in files)
         try:
-            return cls(tuple(names), tuple(members))
-        except lightgbm.basic.LightGBMError as error:
-            raise InputError(f"{folder} holds a damaged LightGBM model ({error}); train it anew") from error
+            return cls(tuple(names), texts[:count], texts[count:])
+        except InputError as error:
+            raise InputError(f"{folder}: {error}") from error
+
+
+def _sigmoid(raw: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.asarray(1 / (1 + np.exp(-raw)))
 
 
 def standard_rows(scores: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -232,6 +283,8 @@ def train_bag(
     Bag
         The trained members.
     """
+    import lightgbm
+
     n, k, width = values.shape
     if grades.shape != (n, k) or width != len(names):
         raise InputError(f"features {values.shape}, grades {grades.shape} and {len(names)} names do not fit together")

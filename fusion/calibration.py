@@ -1,10 +1,10 @@
-"""From fused scores to probabilities of a grade: isotonic steps or Platt's sigmoid, whichever is better calibrated."""
+"""From a bag's level to probabilities of a grade: isotonic steps or Platt's sigmoid, whichever is better calibrated."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -127,15 +127,33 @@ def calibration_error(probability: Reals, relevant: NDArray[np.bool_], *, bins: 
     return float(np.abs(said - true).sum() / max(int(count.sum()), 1))
 
 
+class Choice(NamedTuple):
+    """The better calibration.
+
+    Attributes
+    ----------
+    curve : Calibration
+        Fitted to everything.
+    error : dict of str to float
+        Each kind's expected calibration error across folds.
+    across_folds : float32[n]
+        The better kind's probabilities, each row's from a map that did not see its fold.
+    """
+
+    curve: Calibration
+    error: dict[str, float]
+    across_folds: Float32
+
+
 def choose_calibration(
     scores: Reals, relevant: NDArray[np.bool_], folds: NDArray[np.integer[Any]]
-) -> tuple[Calibration, dict[str, float]]:
+) -> Choice:
     """Fit both kinds, choose by the calibration error across folds, refit the better one on everything.
 
     Parameters
     ----------
     scores : float[n]
-        Out-of-fold fused scores.
+        Out-of-fold levels.
     relevant : bool[n]
         Whether the grade reaches the threshold.
     folds : int[n]
@@ -143,19 +161,19 @@ def choose_calibration(
 
     Returns
     -------
-    Calibration, dict
-        The better map, and each kind's cross-fitted expected calibration error.
+    Choice
     """
-    error = {}
+    error: dict[str, float] = {}
+    across: dict[str, Float32] = {}
     fitters = {"isotonic": fit_isotonic, "platt": fit_platt}
     for kind, fit in fitters.items():
-        said = np.zeros(len(scores), np.float32)
+        across[kind] = np.zeros(len(scores), np.float32)
         for fold in np.unique(folds):
             out = folds == fold
-            said[out] = fit(scores[~out], relevant[~out])(scores[out])
-        error[kind] = calibration_error(said, relevant)
+            across[kind][out] = fit(scores[~out], relevant[~out])(scores[out])
+        error[kind] = calibration_error(across[kind], relevant)
     best = min(error, key=lambda kind: error[kind])
-    return fitters[best](scores, relevant), error
+    return Choice(fitters[best](scores, relevant), error, across[best])
 
 
 def threshold_table(

@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,8 +24,12 @@ from ranker.core.taxonomy import Taxonomy
 from ranker.core.text import normalise, tokens
 from ranker.core.types import Float32, Int32
 
-GROUPS = ("lanes", "columns", "aggregates", "disagreement", "lengths", "evidence", "groups", "neighbours", "prior")
+GROUPS = ("lanes", "columns", "aggregates", "disagreement", "lengths", "evidence", "groups", "neighbours", "absolute",
+          "prior")
 """The switchable feature groups, in the order of their columns."""
+
+ABSOLUTE = "raw"
+"""First part of the names of the features in the group `absolute`."""
 
 LONGEST_ALIAS = 8
 COMMON_SHARE = 0.02
@@ -115,6 +120,48 @@ def stem(token: str) -> str:
 
 
 @dataclass(frozen=True)
+class Entries:
+    """Group membership of all levels as one list, skill by skill.
+
+    Attributes
+    ----------
+    start : int64[n_skills + 1]
+        Where each skill's entries begin.
+    group : int64[n_entries]
+        Number of the group, over all levels.
+    level : int64[n_entries]
+        Level of the group.
+    share : float64[n_entries]
+        Weight of the group among the skill's own at that level.
+    width : int
+        Number of groups over all levels.
+    """
+
+    start: NDArray[np.int64]
+    group: NDArray[np.int64]
+    level: NDArray[np.int64]
+    share: NDArray[np.float64]
+    width: int
+
+    @classmethod
+    def of(cls, levels: Sequence[Padded]) -> Entries:
+        """Lay the levels' memberships out skill by skill."""
+        offsets = np.cumsum([0, *(level.width for level in levels)])
+        parts = [np.nonzero(level.weight) for level in levels]
+        owner = np.concatenate([rows for rows, _ in parts])
+        order = np.argsort(owner, kind="stable")
+        group = [level.index[part] + start for level, part, start in zip(levels, parts, offsets, strict=False)]
+        share = [level.weight[part] for level, part in zip(levels, parts, strict=True)]
+        return cls(
+            start=np.searchsorted(owner[order], np.arange(len(levels[0]) + 1)),
+            group=np.concatenate(group)[order].astype(np.int64),
+            level=np.repeat(np.arange(len(levels)), [len(rows) for rows, _ in parts])[order],
+            share=np.concatenate(share)[order].astype(np.float64),
+            width=int(offsets[-1]),
+        )
+
+
+@dataclass(frozen=True)
 class Statics:
     """What the features need of a taxonomy, computed once.
 
@@ -155,6 +202,11 @@ class Statics:
 
     def __len__(self) -> int:
         return len(self.owner) - 1
+
+    @cached_property
+    def groups(self) -> Entries:
+        """The levels' memberships as one list."""
+        return Entries.of(self.levels)
 
 
 def group_levels(taxonomy: Taxonomy) -> tuple[Padded, ...]:
@@ -233,6 +285,12 @@ def _aliases(phrases: list[str], owners: list[int], first: set[int]) -> dict[str
     return aliases
 
 
+def _distinct(values: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return `np.unique` of whole numbers, which NumPy 2.3 and later hash first: a second for 300,000 of them."""
+    ordered = np.sort(values)
+    return ordered[np.flatnonzero(np.diff(ordered, prepend=ordered[:1] - 1))]
+
+
 def _assemble(taxonomy: Taxonomy, phrases: list[str], graph: Padded | None) -> Statics:
     start = np.cumsum([0, *(1 + len(names) for names in taxonomy.alt_labels)], dtype=np.int64)
     first = set(start.tolist())
@@ -244,7 +302,7 @@ def _assemble(taxonomy: Taxonomy, phrases: list[str], graph: Padded | None) -> S
     flat = [place[token] for token in words_of]
     n, kinds = len(phrases), max(len(number), 1)
     where = np.repeat(np.arange(n), [phrase.count(" ") + 1 if phrase else 0 for phrase in phrases])
-    pairs = np.unique(where.astype(np.int64) * kinds + np.array(flat, dtype=np.int64))
+    pairs = _distinct(where.astype(np.int64) * kinds + np.array(flat, dtype=np.int64))
     rows, columns = pairs // kinds, pairs % kinds
     count = np.bincount(columns, minlength=kinds)
     common = count > max(COMMON_SHARE * n, 20)
@@ -253,7 +311,7 @@ def _assemble(taxonomy: Taxonomy, phrases: list[str], graph: Padded | None) -> S
     rows, columns = rows[kept], columns[kept]
     total = np.bincount(rows, weights=weight[columns], minlength=n)
     share = (weight[columns] / total[rows]).astype(np.float32)
-    owned = np.unique(skill_of[rows] * kinds + columns)
+    owned = _distinct(skill_of[rows] * kinds + columns)
     words = sparse.csc_matrix(
         (np.ones(len(owned), np.float32), (owned // kinds, owned % kinds)), shape=(len(taxonomy), kinds)
     )
@@ -283,8 +341,10 @@ class _Query:
     pool: NDArray[np.int64]
     lanes: tuple[str, ...]
     columns: dict[str, Float32]
+    score: Float32
     z: Float32
     rank: Float32
+    log_rank: Float32
     base: Float32
     base_z: Float32
     statics: Statics
@@ -305,11 +365,10 @@ def standardise(values: Float32, at: Float32) -> Float32:
 
 def count_above(values: Float32, at: Float32) -> Float32:
     """Return, for each of `at`, how many of `values` are strictly greater: the rank from 0, ties sharing the best."""
-    # Only what reaches the lowest of them matters, and a search in ascending order stays in the cache.
-    near = np.sort(values[values >= at.min()]) if len(at) else values[:0]
+    # A search whose questions ascend stays in the cache.
     order = np.argsort(at)
     count = np.empty(len(at), np.float32)
-    count[order] = len(near) - np.searchsorted(near, at[order], side="right")
+    count[order] = len(values) - np.searchsorted(np.sort(values), at[order], side="right")
     return count
 
 
@@ -364,7 +423,7 @@ def build_features(
         if "prior" in chosen and prior is not None:
             made += prior.columns(query.pool, None if own is None else own[i])
         names = tuple(name for name, _ in made)
-        values.append(np.stack([column for _, column in made], axis=1, dtype=np.float32))
+        values.append(np.stack([column for _, column in made], dtype=np.float32).T)
     shape = (0, inputs.pool.shape[1], 0)
     return FeatureTable(names, np.stack(values) if values else np.zeros(shape, np.float32))
 
@@ -373,24 +432,28 @@ def _prepare(inputs: PoolInputs, i: int, statics: Statics) -> _Query:
     pool = inputs.pool[i].astype(np.int64)
     lanes = np.stack([lane[i] for lane in inputs.lanes.values()]).astype(np.float32, copy=False)
     base = np.ascontiguousarray(inputs.base[i], dtype=np.float32)
-    at = np.ascontiguousarray(lanes[:, pool])
+    at = lanes.take(pool, axis=1)
+    rank = np.stack([count_above(lane, here) for lane, here in zip(lanes, at, strict=True)])
+    base_z = standardise(base, base)
     return _Query(
         text=inputs.queries[i],
         pool=pool,
         lanes=tuple(inputs.lanes),
         columns={name: column[i] for name, column in inputs.columns.items()},
+        score=at,
         z=standardise(lanes, at),
-        rank=np.stack([count_above(lane, here) for lane, here in zip(lanes, at, strict=True)]),
-        base=standardise(base, base),
-        base_z=standardise(base, base[pool]),
+        rank=rank,
+        log_rank=np.log1p(rank),
+        base=base_z,
+        base_z=base_z[pool],
         statics=statics,
     )
 
 
 def _lanes(query: _Query) -> Columns:
     made = []
-    for name, z, rank in zip(query.lanes, query.z, query.rank, strict=True):
-        made += [(f"lane.{name}.z", z), (f"lane.{name}.log_rank", np.log1p(rank))]
+    for name, z, log_rank in zip(query.lanes, query.z, query.log_rank, strict=True):
+        made += [(f"lane.{name}.z", z), (f"lane.{name}.log_rank", log_rank)]
     return made
 
 
@@ -420,13 +483,13 @@ def _aggregates(query: _Query) -> Columns:
         ("z.deviation", query.z.std(axis=0)),
         ("z.max", query.z.max(axis=0)),
         ("rank.reciprocal", (1 / (60 + query.rank)).sum(axis=0)),
-        ("rank.best", np.log1p(query.rank.min(axis=0))),
+        ("rank.best", query.log_rank.min(axis=0)),
     ]
 
 
 def _disagreement(query: _Query) -> Columns:
     """How far the lanes' ranks lie apart, and how peaked the query's scores are (a specific query has few near)."""
-    log = np.log1p(query.rank)
+    log = query.log_rank
     top = query.base_z
     k = len(top)
     constant = {
@@ -523,18 +586,28 @@ def feedback_groups(score: Float32, pool: NDArray[np.int64], statics: Statics, *
         Per level: the weighted share of the top in the skill's groups, and that share over what chance would give.
     """
     order = np.argsort(-score, kind="stable")[:top]
-    weight = np.zeros(len(pool), np.float32)
+    weight = np.zeros(len(pool))
     weight[order] = 1 / np.log2(np.arange(2, len(order) + 2))
-    total = float(weight.sum())
+    total = weight.sum()
+    entries = statics.groups
+    length = entries.start[pool + 1] - entries.start[pool]
+    owner = np.repeat(np.arange(len(pool)), length)
+    at = np.arange(len(owner)) + np.repeat(entries.start[pool] - np.cumsum(length) + length, length)
+    group, share, level = entries.group[at], entries.share[at], entries.level[at]
+    # Everything is a sum of entries: into groups of any level, and back into the skills of every level.
+    histogram = np.bincount(group, share * weight[owner], entries.width)
+    size = np.bincount(group, share, entries.width) + 1
+    place = level * len(pool) + owner
+    shape = (len(statics.levels), len(pool))
+    n = shape[0] * shape[1]
+    own = np.bincount(place, share * share, n).reshape(shape)
+    near = np.bincount(place, share * histogram[group], n).reshape(shape) - weight * own
+    made_share = (near / np.maximum(total - weight, 1e-9)).astype(np.float32)
+    chance = np.bincount(place, share * size[group], n).reshape(shape) / len(pool)
+    lift = (made_share / np.maximum(chance, 1e-3)).astype(np.float32)
     made: Columns = []
-    for level, membership in enumerate(statics.levels):
-        part = membership.rows(pool)
-        histogram = part.spread(weight)
-        size = part.spread(np.ones(len(pool), np.float32)) + 1
-        share = (part.dot(histogram) - weight * part.squares()) / np.maximum(total - weight, 1e-9)
-        chance = part.dot(size) / len(pool)
-        made += [(f"group.{level}.share", share.astype(np.float32)),
-                 (f"group.{level}.lift", (share / np.maximum(chance, 1e-3)).astype(np.float32))]
+    for number in range(shape[0]):
+        made += [(f"group.{number}.share", made_share[number]), (f"group.{number}.lift", lift[number])]
     return made
 
 
@@ -554,6 +627,11 @@ def _neighbours(query: _Query) -> Columns:
     ]
 
 
+def _absolute(query: _Query) -> Columns:
+    """Return the lanes' scores as they are, which alone tell a text that asks for nothing: its best is poor."""
+    return [(f"{ABSOLUTE}.{name}", score) for name, score in zip(query.lanes, query.score, strict=True)]
+
+
 _MAKERS: Mapping[str, Callable[[_Query], Columns]] = {
     "lanes": _lanes,
     "columns": _columns,
@@ -563,4 +641,5 @@ _MAKERS: Mapping[str, Callable[[_Query], Columns]] = {
     "evidence": _evidence,
     "groups": _groups,
     "neighbours": _neighbours,
+    "absolute": _absolute,
 }

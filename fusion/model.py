@@ -19,7 +19,8 @@ from ranker.core.errors import InputError, ResourceError
 from ranker.core.taxonomy import Taxonomy
 from ranker.core.types import Float32
 
-FORMAT = 1
+FORMAT = 2
+WITHOUT_JUDGES = 1  # the format whose probabilities were read from the order
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,9 @@ class Fused:
     scores : float32[n_queries, k]
         Higher is better; comparable within one query.
     probabilities : dict of int to float32[n_queries, k]
-        P(grade >= threshold) for thresholds 2 and 3.
+        P(grade >= threshold) for thresholds 2 and 3. Never falling as `BagScores.level` rises, within a query and
+        across queries, so never rising down a query's ranking, but for skills that the override lifts: they keep
+        their own.
     """
 
     scores: Float32
@@ -101,8 +104,8 @@ class FusionModel:
                 f"the bag was trained on {len(self.bag.names)} features ({feature_hash(self.bag.names)}), the system "
                 f"makes {len(table.names)} ({feature_hash(table.names)}): {detail}; run python -m train.fusion anew"
             )
-        scores = self.bag.score(table.values)
-        probabilities = {grade: curve(scores) for grade, curve in self.calibrations.items()}
+        scores, level = self.bag.score(table.values)
+        probabilities = {grade: curve(level) for grade, curve in self.calibrations.items()}
         if self.override:
             scores = apply_override(scores, exact_names(table))
         return Fused(scores, probabilities)
@@ -130,11 +133,12 @@ class FusionModel:
         write_json(
             folder / "manifest.json",
             {
-                "format": FORMAT,
+                "format": FORMAT if self.bag.judges else WITHOUT_JUDGES,
                 "features": list(self.bag.names),
                 "feature_hash": feature_hash(self.bag.names),
                 "feature_groups": list(self.groups),
                 "members": len(self.bag.members),
+                "judges": len(self.bag.judges),
                 "taxonomy": self.statics.fingerprint,
                 "config_digest": self.config_digest,
                 "prior": self.prior is not None,
@@ -159,15 +163,23 @@ class FusionModel:
         Raises
         ------
         ResourceError
-            If the folder or one of its files is not there.
+            If the folder (the message names those beside it) or one of its files is not there.
         InputError
             If a file is damaged, or taxonomy, config or feature names differ; both sides are named.
         """
         folder = Path(folder)
+        if not folder.is_dir():
+            beside = sorted(path.parent.name for path in folder.parent.glob("*/manifest.json"))
+            raise ResourceError(
+                f"no trained bag {folder.name} in {folder.parent} (no manifest.json); there are: "
+                f"{', '.join(beside) or 'none'}; or run python -m train.fusion --out {folder}"
+            )
         manifest = _read(folder / "manifest.json")
         try:
-            if manifest["format"] != FORMAT:
-                raise InputError(f"{folder} has format {manifest['format']}, not {FORMAT}; train it anew")
+            if manifest["format"] not in {FORMAT, WITHOUT_JUDGES}:
+                raise InputError(
+                    f"{folder} has format {manifest['format']}; known: {WITHOUT_JUDGES}, {FORMAT}; train it anew"
+                )
             for what, stored, given in (
                 ("taxonomy", manifest["taxonomy"], taxonomy.fingerprint),
                 ("config digest", manifest["config_digest"], config_digest),
@@ -179,7 +191,8 @@ class FusionModel:
                         "private extension or a changed config has another one); use a system without a bag, such as "
                         "lanes, or run python -m train.fusion anew"
                     )
-            bag = Bag.load(folder, manifest["features"], manifest["members"])
+            judges = manifest["judges"] if manifest["format"] == FORMAT else 0
+            bag = Bag.load(folder, manifest["features"], manifest["members"], judges)
             curves = {int(k): Calibration.from_dict(v) for k, v in _read(folder / "calibration.json").items()}
             prior_file = folder / "prior.npz" if manifest["prior"] else None
             groups, override = tuple(manifest["feature_groups"]), bool(manifest["override"])

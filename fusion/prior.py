@@ -90,7 +90,8 @@ class SkillPrior:
             Per skill, group level and neighbourhood: smoothed rates of grade >= 2, grade >= 3 and gain, and log count.
         """
         if own is None:
-            return [(name, values[pool]) for name, values in self._everywhere]
+            names, values = self._everywhere
+            return list(zip(names, values.take(pool, axis=0).T, strict=True))
         counts = self.counts.copy()
         lost = np.minimum(outcomes(own), counts[pool])
         counts[pool] -= lost
@@ -106,9 +107,10 @@ class SkillPrior:
         return [membership.spread(self.counts) for membership in self.levels]
 
     @cached_property
-    def _everywhere(self) -> list[tuple[str, Float32]]:
-        """The features of every skill, where nothing has to be left out."""
-        return self._at(self.counts, self._totals, np.arange(len(self.counts)))
+    def _everywhere(self) -> tuple[list[str], Float32]:
+        """Names, and float32[n_skills, n_names], of every skill's features where nothing has to be left out."""
+        made = self._at(self.counts, self._totals, np.arange(len(self.counts)))
+        return [name for name, _ in made], np.stack([values for _, values in made], axis=1)
 
     def _at(
         self, counts: Float32, totals: Sequence[Float32], pool: NDArray[np.integer]

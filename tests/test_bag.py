@@ -44,6 +44,8 @@ def model(**changes) -> tuple[Taxonomy, PoolInputs, np.ndarray, FusionModel]:
     table = build_features(inputs, statics, prior, own=grades)
     params = [{**EXPECTED_GAIN, **SMALL}, {**LAMBDARANK, **SMALL}]
     bag = train_bag(table.values, grades, table.names, params=params, rounds=5, seeds=(0, 1))
+    judge = train_bag(table.values, grades, table.names, params=params[:1], rounds=5, seeds=(2,))
+    bag = Bag(bag.names, bag.members, judge.members)
     curves = {2: Calibration("platt", slope=1.0, offset=-1.0), 3: Calibration("platt", slope=1.0, offset=-2.0)}
     given = {"groups": ("lanes",), "override": False, **changes}
     given["groups"] = tuple(dict.fromkeys(name for name in _groups()))
@@ -100,7 +102,7 @@ def test_a_bag_learns_to_rank(params) -> None:
     _, inputs, grades = world(40)
     values = np.stack([inputs.lanes["bad"][:, :15], inputs.lanes["good"][:, :15]], axis=2)
     bag = train_bag(values, grades, ["bad", "good"], params=[{**params, **SMALL}], rounds=30, seeds=(0, 1))
-    scores = bag.score(values)
+    scores = bag.score(values).order
     assert np.mean([np.corrcoef(s, g)[0, 1] for s, g in zip(scores, grades, strict=True)]) > 0.8
     assert next(iter(bag.importance())) == "good"
     assert sum(bag.importance().values()) == pytest.approx(1)
@@ -109,9 +111,75 @@ def test_a_bag_learns_to_rank(params) -> None:
 def test_score_is_the_mean_of_the_members_z_scores() -> None:
     _, inputs, _, made = model()
     table = build_features(inputs, made.statics, made.prior)
-    parts = [Bag(made.bag.names, (text,)).score(table.values) for text in made.bag.members]
-    np.testing.assert_allclose(made.bag.score(table.values), np.mean(parts, axis=0), atol=1e-6)
+    parts = [Bag(made.bag.names, (text,)).score(table.values).order for text in made.bag.members]
+    np.testing.assert_allclose(made.bag.score(table.values).order, np.mean(parts, axis=0), atol=1e-6)
     np.testing.assert_allclose(parts[0].mean(axis=1), 0, atol=1e-5)
+
+
+def test_the_level_is_the_order_on_the_scale_of_the_judges_expected_gain() -> None:
+    _, inputs, _, made = model()
+    values = build_features(inputs, made.statics, made.prior).values
+    judge = made.bag.judges[0]
+    gain = lightgbm.Booster(model_str=judge).predict(values.reshape(-1, values.shape[2])).reshape(values.shape[:2])
+    scores = made.bag.score(values)
+    wanted = gain.mean(axis=1, keepdims=True) + scores.order * gain.std(axis=1, keepdims=True)
+    np.testing.assert_allclose(scores.level, wanted, rtol=1e-4, atol=1e-6)
+    alone = Bag(made.bag.names, made.bag.members).score(values)
+    np.testing.assert_array_equal(alone.order, scores.order)
+    np.testing.assert_array_equal(alone.level, alone.order)  # where there is no judge
+    with pytest.raises(InputError, match="objective lambdarank; known: cross_entropy"):
+        Bag(made.bag.names, made.bag.members, (made.bag.members[1],))
+
+
+def test_probabilities_never_fall_as_the_level_rises_over_all_queries() -> None:
+    _, inputs, _, made = model()
+    level = made.bag.score(build_features(inputs, made.statics, made.prior).values).level.ravel()
+    for probability in made.score(inputs).probabilities.values():
+        assert (np.diff(probability.ravel()[np.argsort(level, kind="stable")]) >= 0).all()
+        assert len(np.unique(probability)) > 1
+
+
+def test_probabilities_never_rise_down_a_ranking() -> None:
+    _, inputs, _, made = model()
+    fused = made.score(inputs)
+    for score, *probabilities in zip(fused.scores, *fused.probabilities.values(), strict=True):
+        for probability in probabilities:
+            assert (np.diff(probability[np.argsort(-score, kind="stable")]) <= 0).all()
+
+
+def test_scoring_does_not_import_lightgbm(tmp_path) -> None:
+    _, inputs, _, made = model()
+    made.bag.save(tmp_path)
+    values = build_features(inputs, made.statics, made.prior).values
+    np.save(tmp_path / "values.npy", values)
+    code = f"""
+import sys, numpy as np
+from pathlib import Path
+import fusion.model
+from fusion.bag import Bag
+folder = Path({str(tmp_path)!r})
+bag = Bag.load(folder, [str(i) for i in range({values.shape[2]})], 2, 1)
+np.save(folder / "order.npy", bag.score(np.load(folder / "values.npy")).order)
+assert not {{"lightgbm", "sklearn", "pandas"}} & set(sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    np.testing.assert_array_equal(np.load(tmp_path / "order.npy"), made.bag.score(values).order)
+
+
+def test_a_bag_of_the_first_format_reads_its_probabilities_from_the_order(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("RANKER_CACHE", str(tmp_path / "cache"))
+    taxonomy, inputs, _, made = model()
+    made.save(tmp_path / "m")
+    manifest = json.loads((tmp_path / "m" / "manifest.json").read_text())
+    assert manifest["format"] == 2
+    (tmp_path / "m" / "manifest.json").write_text(json.dumps(manifest | {"format": 1}))
+    old = FusionModel.load(tmp_path / "m", taxonomy=taxonomy, config_digest="abc")
+    fused = old.score(inputs)
+    assert not old.bag.judges
+    np.testing.assert_array_equal(fused.probabilities[2], made.calibrations[2](fused.scores))
+    old.save(tmp_path / "again")
+    assert json.loads((tmp_path / "again" / "manifest.json").read_text())["format"] == 1
 
 
 def test_a_constant_row_becomes_zeros() -> None:
@@ -133,7 +201,7 @@ def test_save_and_load_is_byte_stable(tmp_path, monkeypatch) -> None:
     back = FusionModel.load(tmp_path / "a", taxonomy=taxonomy, config_digest="abc")
     back.save(tmp_path / "b")
     files = sorted(path.name for path in (tmp_path / "a").iterdir())
-    assert files == ["calibration.json", "manifest.json", "member-00.txt", "member-01.txt", "prior.npz"]
+    assert files == ["calibration.json", "judge-00.txt", "manifest.json", "member-00.txt", "member-01.txt", "prior.npz"]
     for name in files:
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes(), name
     np.testing.assert_array_equal(back.score(inputs).scores, made.score(inputs).scores)
@@ -153,8 +221,9 @@ def test_a_smaller_bag_leaves_no_old_member_behind(tmp_path) -> None:
         ({"features": "permute"}, "feature hash"),
         ({"taxonomy": "other"}, "trained with taxonomy other, here it is"),
         ({"config_digest": "xyz"}, "trained with config digest xyz, here it is abc"),
-        ({"format": 99}, "format 99"),
+        ({"format": 99}, "format 99; known: 1, 2"),
         ({"members": 3}, "lacks member-02"),
+        ({"judges": 2}, "lacks judge-01"),
     ],
 )
 def test_a_bag_of_something_else_is_refused(tmp_path, change: dict, message: str) -> None:
@@ -188,7 +257,15 @@ def test_a_missing_lane_is_named() -> None:
         made.score(fewer)
 
 
-def test_damaged_files_are_named(tmp_path, monkeypatch) -> None:
+def test_a_folder_that_is_not_there_names_those_beside_it(tmp_path) -> None:
+    taxonomy, _, _, made = model()
+    for name in ("small", "large"):
+        made.save(tmp_path / name)
+    with pytest.raises(ResourceError, match=r"no trained bag nope in .*; there are: large, small; or run"):
+        FusionModel.load(tmp_path / "nope", taxonomy=taxonomy, config_digest="abc")
+
+
+def test_damaged_files_are_named(tmp_path, monkeypatch, capfd) -> None:
     monkeypatch.setenv("RANKER_CACHE", str(tmp_path / "cache"))
     taxonomy, _, _, made = model()
     folder = tmp_path / "m"
@@ -196,8 +273,10 @@ def test_damaged_files_are_named(tmp_path, monkeypatch) -> None:
         FusionModel.load(folder, taxonomy=taxonomy, config_digest="abc")
     made.save(folder)
     (folder / "member-01.txt").write_text("tree\nnonsense\n")
+    capfd.readouterr()
     with pytest.raises(InputError, match="damaged LightGBM model"):
         FusionModel.load(folder, taxonomy=taxonomy, config_digest="abc")
+    assert capfd.readouterr() == ("", "")  # LightGBM itself would print a line of its own
     (folder / "manifest.json").write_text("{")
     with pytest.raises(InputError, match="is not JSON"):
         FusionModel.load(folder, taxonomy=taxonomy, config_digest="abc")
@@ -245,7 +324,7 @@ x = np.random.default_rng(0).normal(size=(5, 50, 4)).astype(np.float32)
 g = np.random.default_rng(1).integers(0, 5, size=(5, 50)).astype(np.int8)
 bag = train_bag(x, g, list("abcd"), params=[EXPECTED_GAIN], rounds=20, seeds=(0, 1))
 for _ in range(5):
-    (a @ a).sum().item(); s = bag.score(x)
+    (a @ a).sum().item(); s = bag.score(x).order
 assert np.isfinite(s).all()
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)

@@ -69,9 +69,12 @@ def test_the_better_kind_is_chosen_across_folds() -> None:
     scores = generator.uniform(-2, 2, 8000)
     folds = np.arange(8000) % 5
     step = generator.random(8000) < np.where(scores > 0, 0.7, 0.1)  # no sigmoid fits a step
-    curve, error = choose_calibration(scores, step, folds)
+    curve, error, across = choose_calibration(scores, step, folds)
     assert curve.kind == "isotonic"
     assert error["isotonic"] < error["platt"]
+    assert calibration_error(across, step) == error["isotonic"]
+    kept = folds != 2
+    np.testing.assert_array_equal(across[~kept], fit_isotonic(scores[kept], step[kept])(scores[~kept]))
 
 
 @pytest.mark.parametrize("fit", [fit_isotonic, fit_platt])

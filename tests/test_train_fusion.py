@@ -20,6 +20,7 @@ from ranker.core.tasks import load_tasks
 from ranker.core.taxonomy import Skill, Taxonomy
 from train.crossval import (
     HELPER_TASK,
+    NEGATIVE_TASK,
     GradedPool,
     Recipe,
     cross_validate,
@@ -30,7 +31,7 @@ from train.crossval import (
     without,
 )
 from train.folds import canonical, duplicate_clusters, make_folds, read_folds, task_folds
-from train.fusion import main
+from train.fusion import NEGATIVES, main, read_negatives
 
 RECIPE = Recipe(params=({**EXPECTED_GAIN, "min_data_in_leaf": 3, "num_leaves": 4},), rounds=5, members=1)
 
@@ -99,9 +100,9 @@ def test_folds_from_a_file(tmp_path) -> None:
 def test_labels_of_a_held_out_query_cannot_change_its_own_score() -> None:
     folds = np.arange(20) % 4
     pool, statics = graded()
-    before = cross_validate(pool, static_table(pool, statics), statics, RECIPE, folds)
+    before = cross_validate(pool, static_table(pool, statics), statics, RECIPE, folds).order
     other, _ = graded(flip=7)
-    after = cross_validate(other, static_table(other, statics), statics, RECIPE, folds)
+    after = cross_validate(other, static_table(other, statics), statics, RECIPE, folds).order
     same_fold = folds == folds[7]
     np.testing.assert_array_equal(before[same_fold], after[same_fold])
     assert (before[~same_fold] != after[~same_fold]).any()
@@ -133,7 +134,7 @@ def test_helpers_train_but_are_in_no_figure() -> None:
     tasks = tuple(HELPER_TASK if i >= 14 else task for i, task in enumerate(pool.tasks))
     helped = GradedPool(pool.inputs, pool.grades, pool.ideal, tasks, pool.query_ids, "helped")
     folds = np.where(np.arange(20) < 14, np.arange(20) % 3, -1)
-    scores = cross_validate(helped, static_table(helped, statics), statics, RECIPE, folds)
+    scores = cross_validate(helped, static_table(helped, statics), statics, RECIPE, folds).order
     assert np.isnan(scores[14:]).all()
     assert np.isfinite(scores[:14]).all()
     result = evaluate(helped, scores)
@@ -141,6 +142,66 @@ def test_helpers_train_but_are_in_no_figure() -> None:
     broken = np.array(scores)
     broken[14:] = 7
     assert evaluate(helped, broken) == result
+
+
+def test_texts_without_a_skill_are_scored_out_of_fold_count_in_no_figure_and_reach_no_prior() -> None:
+    from dataclasses import replace
+
+    pool, statics = graded()
+    negative = np.arange(20) >= 14
+    grades = np.where(negative[:, None], 0, pool.grades)
+    tasks = tuple(NEGATIVE_TASK if no else task for no, task in zip(negative, pool.tasks, strict=True))
+    with_them = GradedPool(pool.inputs, grades, pool.ideal, tasks, pool.query_ids, "negatives")
+    static, folds = static_table(with_them, statics), np.arange(20) % 3
+    scores = cross_validate(with_them, static, statics, RECIPE, folds)
+    assert np.isfinite(scores.level).all()
+    assert set(evaluate(with_them, scores.order)["tasks"]) == {"a", "b"}
+    broken = np.where(negative[:, None], 7, scores.order)
+    assert evaluate(with_them, broken) == evaluate(with_them, scores.order)
+    _, prior = design(with_them, static, statics, RECIPE, np.arange(20))
+    _, without_them = design(with_them, static, statics, RECIPE, np.arange(14))
+    np.testing.assert_array_equal(prior.counts, without_them.counts)
+    # What they look like changes no score of the order, and the levels of everything.
+    other = replace(with_them, grades=np.where(negative[:, None], 4, grades), fingerprint="other")
+    changed = cross_validate(other, static, statics, RECIPE, folds)
+    np.testing.assert_array_equal(changed.order, scores.order)
+    assert (changed.level[~negative] != scores.level[~negative]).any()
+
+
+def test_only_the_judge_reads_scores_as_they_are_and_not_those_of_trained_lanes() -> None:
+    from dataclasses import replace
+
+    pool, statics = graded()
+    folds, static = np.arange(20) % 4, static_table(pool, statics)
+    moved = replace(pool, fingerprint="moved")
+    raw = np.array([name == "raw.a" for name in static.names])
+    assert raw.sum() == 1
+    noise = np.random.default_rng(0).normal(size=static.values.shape).astype(np.float32)
+    table = replace(static, values=np.where(raw, noise, static.values))
+    before = cross_validate(pool, static, statics, RECIPE, folds)
+    after = cross_validate(moved, table, statics, RECIPE, folds)
+    np.testing.assert_array_equal(after.order, before.order)
+    trained = [replace(p, trained=("a",), fingerprint=f"trained{i}") for i, p in enumerate((pool, moved))]
+    first, second = (
+        cross_validate(p, t, statics, RECIPE, folds) for p, t in zip(trained, (static, table), strict=True)
+    )
+    np.testing.assert_array_equal(first.level, second.level)
+
+
+def test_the_shipped_texts_without_a_skill() -> None:
+    texts = read_negatives(NEGATIVES)
+    assert 30 <= len(texts) <= 60
+    assert len({canonical(text) for text in texts}) == len(texts)
+    assert all(text == text.strip() and len(text) < 200 for text in texts)
+    # None of them is a text that the figures are made of.
+    data = Path(__file__).resolve().parents[2] / "shared" / "data" / "graded"
+    if not data.is_dir():
+        pytest.skip(f"no graded queries at {data}")
+    graded_texts = {
+        canonical(json.loads(line)["text"])
+        for file in data.glob("*/queries.jsonl") for line in file.read_text(encoding="utf-8").splitlines()
+    }
+    assert not graded_texts & {canonical(text) for text in texts}
 
 
 def test_evaluate_equals_the_metric_on_the_ranking() -> None:
@@ -189,7 +250,11 @@ def test_the_command_trains_reports_and_saves(tmp_path, capsys) -> None:
     assert main(arguments) == 0
     report = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert set(report["cv"]["tasks"]) == {"task0", "task1"}
-    assert {"learned fusion", "task left out: learned fusion"} <= {row["name"] for row in report["ladder"]}
+    rungs = {row["name"]: row for row in report["ladder"]}
+    assert {"learned fusion", "task left out: learned fusion"} <= set(rungs)
+    assert set(rungs["learned fusion, alt-label override"]["tasks"]) == {"task0", "task1"}
+    assert (report["queries"], report["without_a_skill"]) == (16, 50)
+    assert report["calibration"]["2"]["without_a_skill"]["texts"] == 50
     folder = tmp_path / "bag"
     assert {"manifest.json", "README.md", "report.json", "calibration.json", "prior.npz"} <= {
         path.name for path in folder.iterdir()
@@ -197,7 +262,7 @@ def test_the_command_trains_reports_and_saves(tmp_path, capsys) -> None:
     system = load_config(config)
     taxonomy = load_taxonomy(system.taxonomy)
     loaded = FusionModel.load(folder, taxonomy=taxonomy, config_digest=system.digest)
-    assert len(loaded.bag.members) == 2
+    assert (len(loaded.bag.members), len(loaded.bag.judges)) == (2, 1)
     before = {path.name: path.read_bytes() for path in folder.glob("member-*")}
     assert main(arguments) == 0
     assert {path.name: path.read_bytes() for path in folder.glob("member-*")} == before
@@ -218,6 +283,20 @@ def test_out_of_fold_scores_replace_a_lane(tmp_path, capsys) -> None:
     with_oof = json.loads(capsys.readouterr().out.splitlines()[-1])["cv"]["macro"]
     assert main([*arguments, "--json"]) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["cv"]["macro"] < with_oof
+
+
+def test_texts_without_a_skill_can_be_given_or_left_out(tmp_path, capsys) -> None:
+    _, arguments = command(tmp_path, "--json")
+    (tmp_path / "nothing.txt").write_text("# not read\n\nfree parking\n the sky is blue \n", encoding="utf-8")
+    assert read_negatives(tmp_path / "nothing.txt") == ["free parking", "the sky is blue"]
+    assert main([*arguments, "--negatives", str(tmp_path / "nothing.txt")]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["without_a_skill"] == 2
+    assert "Of 2 texts that ask for no skill" in (tmp_path / "bag" / "README.md").read_text()
+    assert main([*arguments, "--negatives", "none"]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["without_a_skill"] == 0
+    assert "No text without a skill" in (tmp_path / "bag" / "README.md").read_text()
+    with pytest.raises(ResourceError, match="write none to train without"):
+        main([*arguments, "--negatives", str(tmp_path / "missing.txt")])
 
 
 @pytest.mark.parametrize(

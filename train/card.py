@@ -12,13 +12,15 @@ def fusion_card(name: str, about: Mapping[str, Any], report: Mapping[str, Any]) 
     left = left_out["tasks"]
     tasks = "\n".join(f"| {task} | {value:.4f} | {left[task]:.4f} |" for task, value in cv["tasks"].items())
     calibration = "\n".join(
-        f"| {grade} | {entry['kind']} | {entry['expected_calibration_error'][entry['kind']]:.4f} |"
+        f"| {grade} | {entry['kind']} | {entry['expected_calibration_error'][entry['kind']]:.4f} | "
+        f"{entry['graded_calibration_error']:.4f} |"
         for grade, entry in report["calibration"].items()
     )
     thresholds = "\n".join(
         f"| {row['min_probability']} | {row['precision']:.3f} | {row['recall']:.3f} | {row['skills_per_query']:.1f} |"
         for row in report["calibration"]["2"]["thresholds"]
     )
+    nothing = _nothing(report["calibration"]["2"]["without_a_skill"])
     features = ", ".join(f"{feature} {share:.1%}" for feature, share in list(report["importance"].items())[:10])
     libraries = ", ".join(f"{library} {number}" for library, number in about["libraries"].items())
     return f"""# Fusion of the system `{name}`
@@ -33,8 +35,9 @@ a person, and a probability is an average over texts like those below.
 
 ## Training
 
-{about["queries"]} queries (data fingerprint `{about["data"]}`), {about["rounds"]} trees per member. It holds trees,
-counts per skill and a graph of similar skills; no text of a query, and nothing that ties a count to one.
+{about["queries"]} queries and {about["without_a_skill"]} texts that ask for no skill (data fingerprint
+`{about["data"]}`), {about["rounds"]} trees per member. It holds trees, counts per skill and a graph of similar skills;
+no text of a query, and nothing that ties a count to one.
 Made with {libraries}.
 
 ## Figures
@@ -49,9 +52,11 @@ Of the 100 slots, {cv["nonsense"]:.1f} hold a skill of another domain or an unju
 
 Probabilities (expected calibration error, fitted and read in different folds):
 
-| grade at least | map | error |
-|---|---|---|
+| grade at least | map | error | error on graded queries |
+|---|---|---|---|
 {calibration}
+
+{nothing}
 
 Cut at a probability of grade >= 2 (the map of all queries, read on the scores it was fitted to):
 
@@ -65,7 +70,17 @@ Ten strongest features by gain: {features}.
 
 The prior counts how often a skill was relevant among the training queries: skills they never met fall back to their
 group and neighbours, and a text from a sector they did not touch gains less than these figures say. The task-left-out
-column is the one to plan with. Scores are standardised within a text, so a probability compares the skills of one text
-better than it tells a text without any skill from one with many. Grades come from a language model's judgement; skills
-without a grade count as grade 0.
+column is the one to plan with. Scores compare the skills of one text; probabilities are read from a judge that is
+not standardised within a text, and compare texts as well. Grades come from a language model's judgement; skills without
+a grade count as grade 0.
 """
+
+
+def _nothing(seen: Mapping[str, float]) -> str:
+    """Say how many texts without a skill would still be given one."""
+    if not seen["texts"]:
+        return "No text without a skill was among the data: what probability such a text gets was not measured."
+    shares = ", ".join(f"{share:.0%} at probability {at.removeprefix('at ')}"
+                       for at, share in seen.items() if at != "texts")
+    return (f"Of {seen['texts']:.0f} texts that ask for no skill, the share that is still given one "
+            f"(bag and map of other folds): {shares}.")

@@ -11,18 +11,23 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fusion.bag import EXPECTED_GAIN, Bag, train_bag
-from fusion.features import GROUPS, FeatureTable, PoolInputs, Statics, build_features
+from fusion.bag import EXPECTED_GAIN, Bag, BagScores, train_bag
+from fusion.features import ABSOLUTE, GROUPS, FeatureTable, PoolInputs, Statics, build_features
 from fusion.prior import SkillPrior
 from ranker.core import metrics
 from ranker.core.artifacts import cached_array
 from ranker.core.errors import ArgumentError
 from ranker.core.types import Float32
 
+JUDGE_PARAMS: Mapping[str, Any] = {**EXPECTED_GAIN, "learning_rate": 0.1}
+JUDGE_ROUNDS = 100
+
 Int8 = NDArray[np.int8]
 Rows = NDArray[np.intp]
 HELPER_TASK = ""
 """Task name of queries that only ever train; they are in no fold and in no figure."""
+NEGATIVE_TASK = "-"
+"""Task name of texts that ask for no skill: in folds, for the probabilities' sake, and in no figure of a ranking."""
 
 
 @dataclass(frozen=True)
@@ -38,11 +43,13 @@ class GradedPool:
     ideal : int8[n_queries, most judged]
         Every judged grade of the query, descending, zero-filled.
     tasks : tuple of str
-        Task of each query, for balance and for the mean; `HELPER_TASK` for those that only train.
+        Task of each query, for balance and for the mean; or `HELPER_TASK` or `NEGATIVE_TASK`.
     query_ids : tuple of str
         In the same order.
     fingerprint : str
         Of the queries, grades and scores.
+    trained : tuple of str
+        Lanes whose scores are out of fold: each fold's model has its own scale.
     """
 
     inputs: PoolInputs
@@ -51,11 +58,16 @@ class GradedPool:
     tasks: tuple[str, ...]
     query_ids: tuple[str, ...]
     fingerprint: str
+    trained: tuple[str, ...] = ()
 
     @property
     def judged_tasks(self) -> tuple[str, ...]:
         """Names of the tasks that figures are made of."""
-        return tuple(sorted(set(self.tasks) - {HELPER_TASK}))
+        return tuple(sorted(set(self.tasks) - {HELPER_TASK, NEGATIVE_TASK}))
+
+    def of_task(self, *names: str) -> NDArray[np.bool_]:
+        """Return bool[n_queries]: which queries belong to one of the tasks."""
+        return np.isin(np.array(self.tasks), names)
 
 
 @dataclass(frozen=True)
@@ -74,6 +86,8 @@ class Recipe:
         Size of the bag.
     helper_weight : float
         Weight of the rows of queries that only train.
+    judge : bool
+        Whether a judge is trained beside the members that order; figures of rankings need none.
     shuffled_prior : bool
         Control: the prior counts grades that were shuffled within each pool.
     """
@@ -83,6 +97,7 @@ class Recipe:
     rounds: int = 300
     members: int = 4
     helper_weight: float = 1.0
+    judge: bool = True
     shuffled_prior: bool = False
 
     def seeds(self, start: int) -> list[int]:
@@ -121,7 +136,7 @@ _GROUP_OF_HEAD = {
     "base.log_rank": "aggregates", "rank.reciprocal": "aggregates", "rank.best": "aggregates",
     "rank.deviation": "disagreement", "rank.range": "disagreement", "base.below_top": "disagreement",
     "query": "disagreement", "skill": "lengths", "length": "lengths", "hit": "evidence", "words": "evidence",
-    "group": "groups", "neighbour": "neighbours", "prior": "prior",
+    "group": "groups", "neighbour": "neighbours", "prior": "prior", ABSOLUTE: "absolute",
 }  # fmt: skip
 
 
@@ -137,7 +152,7 @@ def design(
     recipe : Recipe
         Which groups.
     train : intp[n]
-        Rows of the training queries.
+        Rows of the training queries. The prior counts those of them that ask for something.
     seed : int
         Of the shuffle in the control.
 
@@ -152,9 +167,10 @@ def design(
     grades = pool.grades
     if recipe.shuffled_prior:
         grades = np.random.default_rng(seed).permuted(grades, axis=1)
-    prior = SkillPrior.fit(pool.inputs.pool[train], grades[train], statics.levels, statics.graph)
     inside = np.zeros(len(grades), dtype=bool)
     inside[train] = True
+    inside &= ~pool.of_task(NEGATIVE_TASK)
+    prior = SkillPrior.fit(pool.inputs.pool[inside], grades[inside], statics.levels, statics.graph)
     made = [
         prior.columns(pool.inputs.pool[i].astype(np.int64), grades[i] if inside[i] else None)
         for i in range(len(grades))
@@ -172,16 +188,27 @@ def fit(
 
     An unjudged skill is learned as grade 0 where the judged pool was deep. Helpers were judged less deep, and what is
     unjudged of them is left out: much of it would be grade 1.
+
+    The members that order see neither the texts that ask for no skill, which would teach them that the first of a pool
+    is no better than the rest, nor the lanes' scores as they are. The judge sees both, those of trained lanes excepted.
     """
-    weights = None
-    helper = np.array([pool.tasks[i] == HELPER_TASK for i in train])
-    if helper.any():
-        known = np.where(pool.grades[train] >= 0, recipe.helper_weight, 0)
-        weights = np.where(helper[:, None], known, 1).astype(np.float32)
-    return train_bag(
-        table.values[train], pool.grades[train], table.names, params=recipe.params, rounds=recipe.rounds,
-        seeds=recipe.seeds(seed), weights=weights, progress=progress,
+    values, grades = table.values[train], pool.grades[train]
+    weights = np.ones(grades.shape, np.float32)
+    helper, asks = pool.of_task(HELPER_TASK)[train], ~pool.of_task(NEGATIVE_TASK)[train]
+    weights[helper] = np.where(grades[helper] >= 0, np.float32(recipe.helper_weight), 0)
+    absolute = [name.startswith(f"{ABSOLUTE}.") for name in table.names]
+    ordered = train_bag(
+        np.where(absolute, np.float32(0), values[asks]), grades[asks], table.names, params=recipe.params,
+        rounds=recipe.rounds, seeds=recipe.seeds(seed), weights=weights[asks], progress=progress,
     )
+    if not recipe.judge:
+        return ordered
+    scaled = [name in {f"{ABSOLUTE}.{lane}" for lane in pool.trained} for name in table.names]
+    judge = train_bag(
+        np.where(scaled, np.float32(0), values), grades, table.names, params=(JUDGE_PARAMS,),
+        rounds=min(recipe.rounds, JUDGE_ROUNDS), seeds=recipe.seeds(seed)[:1], weights=weights,
+    )
+    return Bag(ordered.names, ordered.members, judge.members)
 
 
 def cross_validate(
@@ -193,8 +220,8 @@ def cross_validate(
     *,
     seed: int = 0,
     workers: int = 2,
-) -> Float32:
-    """Return out-of-fold fused scores; each fold's come from a bag and a prior that saw no label of the fold.
+) -> BagScores:
+    """Return out-of-fold scores; each fold's come from a bag and a prior that saw no label of the fold.
 
     Parameters
     ----------
@@ -209,29 +236,29 @@ def cross_validate(
 
     Returns
     -------
-    float32[n_queries, k]
-        Cached by everything it depends on; NaN for queries in no fold.
+    BagScores
+        Two float32[n_queries, k], cached by everything they depend on; NaN for queries in no fold.
     """
     if set(np.unique(folds)) <= {-1, 0}:
         raise ArgumentError("cross-validation needs at least two folds")
 
-    def one(fold: int) -> tuple[Rows, Float32]:
+    def one(fold: int) -> tuple[Rows, BagScores]:
         train, held = np.flatnonzero(folds != fold), np.flatnonzero(folds == fold)
         table, _ = design(pool, static, statics, recipe, train, seed=seed)
         return held, fit(pool, table, recipe, train, seed=seed).score(table.values[held])
 
     def compute() -> Float32:
-        scores = np.full(pool.grades.shape, np.nan, np.float32)
+        scores = np.full((2, *pool.grades.shape), np.nan, np.float32)
         with ThreadPoolExecutor(workers) as executor:
             for held, part in executor.map(one, [int(f) for f in np.unique(folds) if f >= 0]):
-                scores[held] = part
+                scores[:, held] = part
         return scores
 
     key = {
         "data": pool.fingerprint, "names": static.names, "graph": _graph_key(statics), "folds": folds.tolist(),
-        "seed": seed, "recipe": {**vars(recipe), "params": [dict(params) for params in recipe.params]}, "format": 2,
+        "seed": seed, "recipe": {**vars(recipe), "params": [dict(params) for params in recipe.params]}, "format": 3,
     }
-    return cached_array("fusion-cv", key, compute)
+    return BagScores(*cached_array("fusion-cv", key, compute))
 
 
 def evaluate(pool: GradedPool, scores: Float32) -> dict[str, Any]:
@@ -240,21 +267,22 @@ def evaluate(pool: GradedPool, scores: Float32) -> dict[str, Any]:
     Parameters
     ----------
     scores : float32[n_queries, k]
-        At the pool's positions; queries that only train are left out.
+        At the pool's positions; queries of no task that counts are left out.
 
     Returns
     -------
     dict
         {"macro", "tasks": {name: value}, "composition": {"0".."4", "holes": slots}, "nonsense": grade 0 + holes}.
     """
-    scores = np.where(np.isfinite(scores), scores, -np.inf)
-    by_row = np.argsort(pool.inputs.pool, axis=1, kind="stable")
+    judged = pool.of_task(*pool.judged_tasks)
+    tasks = np.array(pool.tasks)[judged]
+    scores = np.where(np.isfinite(scores), scores, -np.inf)[judged]
+    by_row = np.argsort(pool.inputs.pool[judged], axis=1, kind="stable")
     order = np.argsort(-np.take_along_axis(scores, by_row, axis=1), axis=1, kind="stable")[:, : metrics.WINDOW]
-    grades = np.take_along_axis(np.take_along_axis(pool.grades, by_row, axis=1), order, axis=1)
-    value = metrics.ndcg(grades, pool.ideal, k=metrics.WINDOW)
-    tasks = np.array(pool.tasks)
+    grades = np.take_along_axis(np.take_along_axis(pool.grades[judged], by_row, axis=1), order, axis=1)
+    value = metrics.ndcg(grades, pool.ideal[judged], k=metrics.WINDOW)
     per_task = {task: metrics.mean(value[tasks == task]) for task in pool.judged_tasks}
-    slots = metrics.composition(grades)[tasks != HELPER_TASK].mean(axis=0)
+    slots = metrics.composition(grades).mean(axis=0)
     composition = dict(zip(metrics.SLOTS, map(float, slots), strict=True))
     return {
         "macro": float(np.mean(list(per_task.values()))),

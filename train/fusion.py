@@ -19,14 +19,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fusion.bag import EXPECTED_GAIN, LAMBDARANK
-from fusion.calibration import THRESHOLDS, Calibration, choose_calibration, threshold_table
+from fusion.bag import EXPECTED_GAIN, LAMBDARANK, BagScores
+from fusion.calibration import THRESHOLDS, Calibration, calibration_error, choose_calibration, threshold_table
 from fusion.features import GROUPS, FeatureTable, PoolInputs, Statics, load_statics
 from fusion.model import FusionModel
 from fusion.override import apply_override, exact_names
 from fusion.padded import Padded
 from lanes.dense import DenseLane
 from lanes.graph import neighbours
+from lanes.registry import FAMILIES
 from ranker.core import metrics
 from ranker.core.artifacts import cache_dir, cached_array, write_json
 from ranker.core.cli import emit, note, parser, positive, run, say, table
@@ -43,6 +44,7 @@ from rerankers.cascade import run_columns
 from train.card import fusion_card
 from train.crossval import (
     HELPER_TASK,
+    NEGATIVE_TASK,
     GradedPool,
     Recipe,
     cross_validate,
@@ -56,6 +58,7 @@ from train.crossval import (
 from train.folds import duplicate_clusters, make_folds, read_folds, task_folds
 
 CHUNK = 16
+NEGATIVES = Path(__file__).parent / "labels" / "data" / "boilerplate.txt"
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,7 @@ class Study:
     folds: tuple[NDArray[np.intp], ...]
     workers: int
 
-    def scores(self, recipe: Recipe, repetition: int = 0) -> Float32:
+    def scores(self, recipe: Recipe, repetition: int = 0) -> BagScores:
         """Return out-of-fold scores under one repetition's folds and seeds."""
         return cross_validate(
             self.pool, self.static, self.statics, recipe, self.folds[repetition], seed=repetition, workers=self.workers
@@ -76,10 +79,11 @@ class Study:
 
     def task_scores(self, recipe: Recipe) -> Float32:
         """Return scores where each task was left out of training as a whole."""
-        judged = np.array([task != HELPER_TASK for task in self.pool.tasks])
+        judged = self.pool.of_task(*self.pool.judged_tasks)
         folds = np.full(len(judged), -1, dtype=np.intp)
-        folds[judged] = task_folds([task for task in self.pool.tasks if task != HELPER_TASK])
-        return cross_validate(self.pool, self.static, self.statics, recipe, folds, workers=self.workers)
+        folds[judged] = task_folds([task for task in self.pool.tasks if task in self.pool.judged_tasks])
+        recipe = replace(recipe, judge=False)
+        return cross_validate(self.pool, self.static, self.statics, recipe, folds, workers=self.workers).order
 
 
 def score_lanes(
@@ -105,6 +109,7 @@ def score_lanes(
 
     def everything() -> dict[str, Float32]:
         if not found:
+            pipeline.fill(queries, columns=False)
             made = []
             for start in range(0, len(queries), CHUNK):
                 made.append(pipeline.lane_scores(queries[start : start + CHUNK]))
@@ -147,59 +152,97 @@ def read_scores(arguments: Sequence[str], names: Sequence[str], n_queries: int) 
     return found
 
 
+def read_negatives(path: Path) -> list[str]:
+    """Read texts that ask for no skill, one a line; empty lines and those that begin with # are left out.
+
+    Raises
+    ------
+    ResourceError
+        If there is no such file.
+    """
+    if not path.is_file():
+        raise ResourceError(f"--negatives: no file {path}; write none to train without")
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+
+
 def gather(
-    pipeline: Pipeline, tasks: Sequence[GradedTask], helpers: Sequence[GradedTask], oof: Sequence[str]
+    pipeline: Pipeline, tasks: Sequence[GradedTask], helpers: Sequence[GradedTask], oof: Sequence[str],
+    negatives: Sequence[str] = (),
 ) -> GradedPool:
     """Score lanes, pool and columns of all training queries and look their grades up.
 
-    Tasks are taken in the order of their names, queries in the order of their file; helpers come after them.
+    Tasks are taken in the order of their names, queries in the order of their file; helpers come after them, then the
+    texts that ask for no skill: their whole pool is grade 0, and what is given out of fold does not reach them, for no
+    lane or column learned from them.
     """
     config, taxonomy = pipeline.config, pipeline.taxonomy
     ordered = [*sorted(tasks, key=lambda task: task.name), *sorted(helpers, key=lambda task: task.name)]
     names = [task.name if number < len(tasks) else HELPER_TASK for number, task in enumerate(ordered)]
     raw = [query for task in ordered for query in task.queries]
     queries = [normalise(text, strip_bullets=config.strip_bullets) for text in raw]
-    labels = [task.qrels[query_id] for task in ordered for query_id in task.query_ids]
+    nothing = [normalise(text, strip_bullets=config.strip_bullets) for text in negatives]
+    labels = [*(task.qrels[query_id] for task in ordered for query_id in task.query_ids), *({} for _ in nothing)]
     judged = [{taxonomy.index[uri]: grade for uri, grade in row.items() if uri in taxonomy.index} for row in labels]
     known = [*pipeline.lanes, *pipeline.columns]
     replaced = read_scores(oof, known, len(queries))
     key = {"taxonomy": taxonomy.fingerprint}
     lanes = score_lanes(pipeline, queries, {k: v for k, v in replaced.items() if k in pipeline.lanes}, key)
+    if nothing:
+        more = score_lanes(pipeline, nothing, {}, key)
+        lanes = {name: np.concatenate([scores, more[name]]) for name, scores in lanes.items()}
     base = pipeline.base(lanes)
     pool = top_rows(base, config.pool.size)
 
-    def column(spec: ColumnConfig, part: Int32) -> Float32:
-        """Return a column's scores of its part of the pool: the out-of-fold ones where they are given."""
-        given = replaced.get(spec.name)
-        if given is not None:
-            if given.shape[1] != len(taxonomy):
-                raise InputError(f"--oof {spec.name}: expected a column per skill ({len(taxonomy)})")
-            return np.take_along_axis(given, part, axis=1)
+    def scored(spec: ColumnConfig, texts: list[str], part: Int32) -> Float32:
         return cached_array(
             "column-scores",
-            {**key, "column": spec.name, "options": spec.options, "queries": queries,
+            {**key, "column": spec.name, "options": spec.options, "queries": texts,
              "models": sorted(pipeline.columns[spec.name].backbones()),
              "pool": hashlib.sha256(np.ascontiguousarray(part).tobytes()).hexdigest()},
-            lambda: pipeline.columns[spec.name].score(queries, part),
+            lambda: pipeline.columns[spec.name].score(texts, part),
         )
+
+    def column(spec: ColumnConfig, part: Int32) -> Float32:
+        """Return a column's scores of its part of the pool: the out-of-fold ones where they are given."""
+        given, graded = replaced.get(spec.name), part[: len(queries)]
+        if given is None:
+            made = scored(spec, queries, graded)
+        elif given.shape[1] == len(taxonomy):
+            made = np.take_along_axis(given, graded, axis=1)
+        else:
+            raise InputError(f"--oof {spec.name}: expected a column per skill ({len(taxonomy)})")
+        return np.concatenate([made, scored(spec, nothing, part[len(queries) :])]) if nothing else made
 
     columns = run_columns(config.columns, base, pool, column)
     order = hashlib.sha256()
+    order.update(json.dumps(sorted(replaced)).encode())
     for array in (*lanes.values(), base, *columns.values()):
         order.update(np.ascontiguousarray(array[:, ::97] if array.shape[1] > 1000 else array).tobytes())
     grades = metrics.ranked_grades(pool, judged, len(taxonomy))
+    grades[len(queries) :] = 0
     ideal = metrics.ideal_grades([list(row.values()) for row in labels])
     for integers in (pool, grades, ideal):
         order.update(integers.tobytes())
-    order.update(json.dumps([queries, names, list(lanes), list(columns)]).encode())
+    texts = [*queries, *nothing]
+    order.update(json.dumps([texts, names, list(lanes), list(columns)]).encode())
+    per_query = [name for task, name in zip(ordered, names, strict=True) for _ in range(len(task))]
     return GradedPool(
-        inputs=PoolInputs(queries, lanes, base, pool, columns),
+        inputs=PoolInputs(texts, lanes, base, pool, columns),
         grades=grades,
         ideal=ideal,
-        tasks=tuple(name for task, name in zip(ordered, names, strict=True) for _ in range(len(task))),
-        query_ids=tuple(query_id for task in ordered for query_id in task.query_ids),
+        tasks=(*per_query, *[NEGATIVE_TASK] * len(nothing)),
+        query_ids=(*(query_id for task in ordered for query_id in task.query_ids), *[""] * len(nothing)),
         fingerprint=order.hexdigest()[:16],
+        trained=tuple(name for name in lanes if name in replaced),
     )
+
+
+def dense_lanes(pipeline: Pipeline) -> list[DenseLane]:
+    """Return the dense lanes of a system themselves, also where their scores are kept."""
+    kinds = {name for name, kind in FAMILIES.items() if isinstance(kind, type) and issubclass(kind, DenseLane)}
+    names = [lane.name for lane in pipeline.config.lanes if lane.family in kinds]
+    return [lane for lane in map(pipeline.lane, names) if isinstance(lane, DenseLane)]
 
 
 def skill_graph(pipeline: Pipeline, *, k: int = 20, power: float = 4.0) -> Padded | None:
@@ -219,7 +262,7 @@ def skill_graph(pipeline: Pipeline, *, k: int = 20, power: float = 4.0) -> Padde
     Padded[n_skills, n_skills] or None
         None for a system without dense lanes.
     """
-    lanes = [lane for lane in pipeline.lanes.values() if isinstance(lane, DenseLane)]
+    lanes = dense_lanes(pipeline)
     if not lanes:
         return None
     vectors = np.concatenate([lane.vectors for lane in lanes], axis=1) / np.sqrt(np.float32(len(lanes)))
@@ -230,11 +273,15 @@ def skill_graph(pipeline: Pipeline, *, k: int = 20, power: float = 4.0) -> Padde
 
 
 def query_folds(pool: GradedPool, embeddings: Float32 | None, repetitions: int, file: Path | None) -> list[Any]:
-    """Return one fold assignment per repetition; those of `file` come first, queries that only train get -1."""
-    judged = np.flatnonzero(np.array(pool.tasks) != HELPER_TASK)
+    """Return one fold assignment per repetition; those of `file` come first, queries that only train get -1.
+
+    Texts that ask for no skill are dealt to the folds in turn. `embeddings` are those of the queries of a task.
+    """
+    judged = np.flatnonzero(pool.of_task(*pool.judged_tasks))
+    negative = np.flatnonzero(pool.of_task(NEGATIVE_TASK))
     texts = [pool.inputs.queries[i] for i in judged]
     tasks = [pool.tasks[i] for i in judged]
-    clusters = duplicate_clusters(texts, None if embeddings is None else embeddings[judged])
+    clusters = duplicate_clusters(texts, embeddings)
     made = []
     for seed in range(repetitions):
         folds = np.full(len(pool.tasks), -1, dtype=np.intp)
@@ -242,23 +289,23 @@ def query_folds(pool: GradedPool, embeddings: Float32 | None, repetitions: int, 
             folds[judged] = read_folds(file, [pool.query_ids[i] for i in judged], tasks)
         else:
             folds[judged] = make_folds(clusters, tasks, seed=seed)
+        kinds = np.unique(folds[judged])
+        folds[negative] = kinds[(np.arange(len(negative)) + seed) % len(kinds)]
         made.append(folds)
     return made
 
 
 def query_embeddings(pipeline: Pipeline, queries: Sequence[str]) -> Float32 | None:
     """Return the queries' embeddings by the first dense lane, for finding near-duplicates; None without such a lane."""
-    for lane in pipeline.lanes.values():
-        if isinstance(lane, DenseLane):
-            return np.stack([lane.encoder.query(query) for query in queries])
-    return None
+    lanes = dense_lanes(pipeline)
+    return np.stack([lanes[0].encoder.query(query) for query in queries]) if lanes else None
 
 
 def summary(study: Study, recipe: Recipe) -> dict[str, Any]:
     """Cross-validate under every repetition: the mean figures, and the spread of the macro over repetitions."""
     results = []
     for repetition in range(len(study.folds)):
-        results.append(evaluate(study.pool, study.scores(recipe, repetition)))
+        results.append(evaluate(study.pool, study.scores(recipe, repetition).order))
         note(f"  repetition {repetition}: macro nDCG@100 {results[-1]['macro']:.4f}")
     mean, deviation = spread([result["macro"] for result in results])
     return {
@@ -293,36 +340,57 @@ def ladder(study: Study, recipe: Recipe) -> list[dict[str, Any]]:
 
     rung("pool order (weighted z-fusion)", np.broadcast_to(-np.arange(k, dtype=np.float32), study.pool.grades.shape))
     rung("skill prior alone, in the pool", prior_alone(study, recipe))
-    best = study.scores(recipe)
-    rung("learned fusion without prior", study.scores(without(recipe, "prior")))
+    best = study.scores(recipe).order
+    recipe = replace(recipe, judge=False)
+    rung("learned fusion without prior", study.scores(without(recipe, "prior")).order)
     rung("learned fusion", best)
-    rung("learned fusion, shuffled prior", study.scores(replace(recipe, shuffled_prior=True)))
+    rung("learned fusion, shuffled prior", study.scores(replace(recipe, shuffled_prior=True)).order)
     rung("learned fusion, alt-label override", apply_override(np.nan_to_num(best), exact_names(study.static)))
-    rung("LambdaRank objective", study.scores(replace(recipe, params=(LAMBDARANK,))))
+    rung("LambdaRank objective", study.scores(replace(recipe, params=(LAMBDARANK,))).order)
     rung("task left out: without prior", study.task_scores(without(recipe, "prior")))
     rung("task left out: learned fusion", study.task_scores(recipe))
     for group in recipe.groups:
-        if group != "prior":
-            rung(f"without {group}", study.scores(without(recipe, group)))
+        if group not in {"prior", "absolute"}:  # priced above; has no say in the order
+            rung(f"without {group}", study.scores(without(recipe, group)).order)
     if HELPER_TASK in study.pool.tasks:
-        rung("without helper queries", study.scores(replace(recipe, helper_weight=0.0)))
+        rung("without helper queries", study.scores(replace(recipe, helper_weight=0.0)).order)
     return rows
 
 
+SPOKEN = (0.3, 0.5)  # probabilities at which a text without a skill counts as having one
+
+
 def calibrate(study: Study, recipe: Recipe) -> tuple[dict[int, Calibration], dict[str, Any]]:
-    """Fit probabilities to the out-of-fold scores of the first repetition, and say how good they are."""
-    folds = study.folds[0]
-    judged = folds >= 0
-    scores = study.scores(recipe)[judged].ravel()
-    grades = study.pool.grades[judged].ravel()
-    fold = np.repeat(folds[judged], study.pool.grades.shape[1])
+    """Fit probabilities to the out-of-fold levels of the first repetition, and say how good they are.
+
+    Returns
+    -------
+    dict, dict
+        The map of each grade threshold. And of each: its kind; the calibration error across folds, over everything and
+        over the graded queries alone; precision and recall at thresholds over the graded queries; and the share of the
+        texts that ask for no skill whose best skill still reaches a probability, by a map of the other folds.
+    """
+    inside = study.folds[0] >= 0
+    level, grades = study.scores(recipe).level[inside], study.pool.grades[inside]
+    negative = study.pool.of_task(NEGATIVE_TASK)[inside]
+    fold = np.repeat(study.folds[0][inside], grades.shape[1])
+    graded = np.repeat(~negative, grades.shape[1])
     curves, report = {}, {}
     for grade in THRESHOLDS:
-        curves[grade], error = choose_calibration(scores, grades >= grade, fold)
+        relevant = (grades >= grade).ravel()
+        chosen = choose_calibration(level.ravel(), relevant, fold)
+        curves[grade], said = chosen.curve, chosen.across_folds
+        best = said.reshape(grades.shape)[negative].max(axis=1)
         report[str(grade)] = {
             "kind": curves[grade].kind,
-            "expected_calibration_error": error,
-            "thresholds": threshold_table(curves[grade](scores), grades >= grade, int(judged.sum())),
+            "expected_calibration_error": chosen.error,
+            "graded_calibration_error": calibration_error(said[graded], relevant[graded]),
+            "thresholds": threshold_table(
+                curves[grade](level.ravel()[graded]), relevant[graded], int((~negative).sum())
+            ),
+            "without_a_skill": {
+                "texts": len(best), **{f"at {least}": float(np.mean(best >= least)) for least in SPOKEN if len(best)}
+            },
         }
     return curves, report
 
@@ -356,15 +424,16 @@ def nested(study: Study, recipe: Recipe) -> dict[str, Any]:
         small = replace(study, pool=pool, static=static, folds=(inner[kept],))
         tried = []
         for change in GRID:
-            candidate = replace(recipe, members=1, params=tuple({**params, **change} for params in recipe.params))
-            tried.append(evaluate(pool, small.scores(candidate))["macro"])
+            params = tuple({**params, **change} for params in recipe.params)
+            candidate = replace(recipe, members=1, judge=False, params=params)
+            tried.append(evaluate(pool, small.scores(candidate).order)["macro"])
         best = int(np.argmax(tried))
         chosen.append({"fold": outer, "chosen": GRID[best], "inner": tried})
         note(f"  fold {outer}: {GRID[best]}, inner macro {tried[best]:.4f}")
-        final = replace(recipe, params=tuple({**params, **GRID[best]} for params in recipe.params))
+        final = replace(recipe, judge=False, params=tuple({**params, **GRID[best]} for params in recipe.params))
         table_, _ = design(study.pool, study.static, study.statics, final, kept)
         held = np.flatnonzero(folds == outer)
-        scores[held] = fit(study.pool, table_, final, kept).score(table_.values[held])
+        scores[held] = fit(study.pool, table_, final, kept).score(table_.values[held]).order
     return {**evaluate(study.pool, scores), "folds": chosen}
 
 
@@ -395,7 +464,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     taxonomy = load_taxonomy(config.taxonomy)
     study, recipe = prepare(arguments, config, taxonomy, groups)
     note(f"cross-validation, {arguments.repetitions} repetitions of {len(set(study.folds[0].tolist()) - {-1})} folds")
-    report: dict[str, Any] = {"config": config.name, "queries": len(study.pool.tasks), "cv": summary(study, recipe)}
+    negatives = int(study.pool.of_task(NEGATIVE_TASK).sum())
+    counts = {"queries": len(study.pool.tasks) - negatives, "without_a_skill": negatives}
+    report: dict[str, Any] = {"config": config.name, **counts, "cv": summary(study, recipe)}
     report["task_left_out"] = evaluate(study.pool, study.task_scores(recipe))
     note(f"  each task left out of training: macro {report['task_left_out']['macro']:.4f}")
     if arguments.ladder:
@@ -411,7 +482,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         about = {
             "config": config.name,
             "data": study.pool.fingerprint,
-            "queries": len(study.pool.tasks),
+            **counts,
             "rounds": recipe.rounds,
             "params": [dict(params) for params in recipe.params],
             "metrics": {
@@ -443,11 +514,13 @@ def prepare(
     for name, reason in tasks.failed.items():
         note(f"left out: {name}: {reason}")
     helpers = load_tasks(arguments.helpers, taxonomy=taxonomy) if arguments.helpers else ()
-    pipeline = Pipeline(config, taxonomy, fused=False)
-    pool = gather(pipeline, list(tasks), list(helpers), arguments.oof)
+    pipeline = Pipeline(config, taxonomy, fused=False, stage_wise=arguments.stage_wise)
+    negatives = [] if arguments.negatives == "none" else read_negatives(Path(arguments.negatives))
+    pool = gather(pipeline, list(tasks), list(helpers), arguments.oof, negatives)
     graph = skill_graph(pipeline) if {"neighbours", "prior"} & set(groups) else None
     statics = load_statics(taxonomy, graph)
-    embeddings = query_embeddings(pipeline, pool.inputs.queries)
+    judged = np.flatnonzero(pool.of_task(*pool.judged_tasks))
+    embeddings = query_embeddings(pipeline, [pool.inputs.queries[i] for i in judged])
     folds = query_folds(pool, embeddings, arguments.repetitions, Path(arguments.folds) if arguments.folds else None)
     params = {"gain": (EXPECTED_GAIN,), "lambdarank": (LAMBDARANK,), "both": (EXPECTED_GAIN, LAMBDARANK)}
     recipe = Recipe(
@@ -467,6 +540,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     made.add_argument("--data", required=True, help="graded tasks: a folder in BEIR layout, or hub")
     made.add_argument("--helpers", help="more graded queries (BEIR layout) that train but are in no fold and no figure")
     made.add_argument("--helper-weight", type=float, default=1.0, help="weight of their rows (default 1)")
+    made.add_argument("--negatives", metavar="FILE", default=str(NEGATIVES), help="texts that ask for no skill, one a "
+                      "line, which only probabilities learn from (default: those in train/labels/data; none: without)")
     made.add_argument("--oof", action="append", default=[], metavar="NAME=FILE", help="out-of-fold scores of a lane "
                       "or column that was trained on these grades: .npy, a row per query (tasks by name, file order; "
                       "then the helpers), a column per skill")
@@ -477,6 +552,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     made.add_argument("--rounds", type=positive, default=300, help="trees per ranker")
     made.add_argument("--objective", choices=("gain", "lambdarank", "both"), default="gain",
                       help="what a ranker learns")
+    made.add_argument("--stage-wise", action="store_true",
+                      help="keep each stage's scores on disk, one model in memory at a time")
     made.add_argument("--workers", type=positive, default=2, help="folds trained at the same time")
     made.add_argument("--override", action="store_true", help="a query that names a skill puts it first")
     made.add_argument("--ladder", action="store_true", help="price every rung, control and feature group")
