@@ -92,7 +92,8 @@ class Ranker:
     def gains(self) -> NDArray[np.float64]:
         """Return float64[n_features]: what the splits on each feature gained in training."""
         feature = np.concatenate([tree.feature for tree in self.trees])
-        return np.bincount(feature, np.concatenate([tree.gain for tree in self.trees]), self.n_features)
+        gain = np.concatenate([tree.gain for tree in self.trees])
+        return np.bincount(feature, gain, self.n_features).astype(np.float64)
 
 
 def _fields(block: str) -> dict[str, str]:
@@ -219,7 +220,7 @@ class Forest:
         width = -(-len(rows) // WORD) * WORD  # at least two columns: NumPy sums a single one in another order
         values = np.zeros((self.n_features, width), np.float32)
         values[:, : len(rows)] = rows.T
-        holes = np.isnan(values).any(axis=1)
+        holes = np.isnan(values).any(axis=1).tolist()
         answers = np.empty((max((b - a for _, a, b in self._spans), default=0), width), dtype=bool)
         packed = np.empty((len(self._threshold), width // 8), np.uint8)
         for feature, first, stop in self._spans:
