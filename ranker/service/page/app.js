@@ -3,8 +3,8 @@
 const at = (id) => document.getElementById(id);
 const text = at("text"), reading = at("reading"), threshold = at("threshold");
 const GROUPS = [
-  { name: "Very likely", tone: "high", from: 0.7 },
-  { name: "Likely", tone: "middle", from: 0.4 },
+  { name: "Very likely", tone: "high", from: 0.9 },
+  { name: "Likely", tone: "middle", from: 0.7 },
   { name: "Possible", tone: "low", from: 0 },
 ];
 const SAMPLE = `Maintenance technician, food production
