@@ -61,5 +61,5 @@ def test_commands_and_what_is_done_with_their_output(tmp_path, monkeypatch):
     assert len(scope["answers"]) == 9
     assert scope["labels"].iloc[0] == "weld steel frames"
     exec(measuring.replace('"embedded"', repr(str(config))), scope)
-    assert len(records(Path("measured"))) == 160
+    assert len(records(Path("measured"))) == 200
     assert all(spent > 0 for spent in scope["milliseconds"].values())

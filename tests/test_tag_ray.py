@@ -56,7 +56,7 @@ def test_a_worker_killed_in_the_middle_loses_nothing_and_doubles_nothing(tmp_pat
 
     try:
         ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=100 << 20)
-    except Exception as error:  # Ray gives its own processes half a minute, which is little on a machine that is busy
+    except Exception as error:  # noqa: BLE001  Ray gives its processes half a minute, too little on a busy machine
         ray.shutdown()
         pytest.skip(f"Ray did not start here: {str(error)[:200]}")
     try:
