@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from tqdm.auto import tqdm
 
 from fusion.features import PoolInputs
 from lanes.base import DerivedLane, Lane
@@ -29,6 +31,7 @@ from ranker.core.taxonomy import Taxonomy
 from ranker.core.text import normalise
 from ranker.core.types import Explanation, Float32, Int32, RankedSkill, Ranking, Tagging
 from ranker.document import SPEAKS, UNCALIBRATED, merge_skills, split_document
+from ranker.stages import Kept, Shelf, kept_stages
 from rerankers.base import Column
 from rerankers.cascade import run_columns
 from rerankers.registry import build_columns
@@ -81,15 +84,41 @@ class Scored:
     positions: Int32
 
 
+def column_first(column: Float32, base: Float32) -> Float32:
+    """Return float32[n_queries, k]: a column's scores, and below them what it did not score, by base score."""
+    seen = np.isfinite(column)
+    least = np.where(seen, column, np.inf).min(axis=1, keepdims=True)
+    below = base - np.where(seen, -np.inf, base).max(axis=1, keepdims=True, initial=-np.inf)
+    scores: Float32 = np.where(seen, column, least - 1 + below).astype(np.float32)
+    return scores
+
+
 class Pipeline:
     """All stages of one system over one taxonomy. `seconds` says what each has spent so far."""
 
-    def __init__(self, config: SystemConfig, taxonomy: Taxonomy, *, fused: bool = True) -> None:
-        """Build and index every stage; `fused=False` leaves the trained bag out, for training one."""
+    def __init__(
+        self, config: SystemConfig, taxonomy: Taxonomy, *, fused: bool = True, stage_wise: bool = False
+    ) -> None:
+        """Build and index every stage.
+
+        Parameters
+        ----------
+        config : SystemConfig
+        taxonomy : Taxonomy
+        fused : bool
+            False leaves the trained bag out, for training one.
+        stage_wise : bool
+            Keep every stage's scores on disk, and one stage with its model in memory at a time; see `fill`.
+        """
         self.config = config
         self.taxonomy = taxonomy
-        self.lanes = build_lanes(config.lanes)
-        self.columns = build_columns(config.columns)
+        self.lanes: Mapping[str, Lane]
+        self.columns: Mapping[str, Column]
+        self._shelf: Shelf | None = None
+        if stage_wise:
+            self.lanes, self.columns, self._shelf = kept_stages(config, taxonomy)
+        else:
+            self.lanes, self.columns = build_lanes(config.lanes), build_columns(config.columns)
         # The bag first: where it does not fit the taxonomy, that shows before minutes of embedding.
         self.fusion: FusionModel | None = None
         if fused and config.fusion.checkpoint is not None:
@@ -140,23 +169,73 @@ class Pipeline:
             total = total + part
         return total
 
-    def inputs(self, queries: Sequence[str]) -> PoolInputs:
-        """Run lanes, pool and columns for normalised queries."""
+    def lane(self, name: str) -> Lane:
+        """Return a lane itself, fitted; of a stage-wise pipeline it is made for the caller."""
+        lane = self.lanes[name]
+        return lane.make() if isinstance(lane, Kept) else lane
+
+    def fill(self, queries: Sequence[str], *, columns: bool = True) -> None:
+        """Score normalised queries stage by stage, so that each model of a stage-wise pipeline is loaded once.
+
+        What is on disk already is not scored again: a run that was stopped, or whose stage failed, is run again alike.
+        The rankings that follow read the scores from disk. Any other pipeline has nothing to fill.
+
+        Parameters
+        ----------
+        queries : sequence of str
+        columns : bool
+            False stops after the lanes.
+
+        Raises
+        ------
+        RankerError
+            If a stage fails; the message names it.
+        """
+        if self._shelf is None:
+            return
+        chunks = [queries[start : start + CHUNK] for start in range(0, len(queries), CHUNK)]
+        stages: list[tuple[str, Callable[[Sequence[str]], object]]] = [
+            *((f"lane {name}", lane.score) for name, lane in self.lanes.items()),
+            *(
+                (f"column {column.name}", partial(self.inputs, columns=count))
+                for count, column in enumerate(self.config.columns if columns else (), start=1)
+            ),
+        ]
+        for number, (name, score) in enumerate(stages, start=1):
+            with tqdm(total=len(queries), desc=f"{number}/{len(stages)} {name}", unit="query") as bar:
+                for chunk in chunks:
+                    try:
+                        score(chunk)
+                    except (RankerError, RuntimeError, MemoryError) as error:
+                        kind = type(error) if isinstance(error, RankerError) else RankerError
+                        raise kind(
+                            f"{name} failed: {error}; all scores before it are kept: run the same again to go on there"
+                        ) from error
+                    bar.update(len(chunk))
+        self._shelf.clear()
+
+    def inputs(self, queries: Sequence[str], *, columns: int | None = None) -> PoolInputs:
+        """Run lanes, pool and the first `columns` columns (all by default) for normalised queries."""
         with self._timed("lanes"):
             lane_scores = self.lane_scores(queries)
             base = self.base(lane_scores)
             pool = top_rows(base, self.config.pool.size)
         with self._timed("columns"):
-            columns = run_columns(
-                self.config.columns, base, pool, lambda spec, part: self.columns[spec.name].score(queries, part)
+            scored = run_columns(
+                self.config.columns[:columns],
+                base,
+                pool,
+                lambda spec, part: self.columns[spec.name].score(queries, part),
             )
-        return PoolInputs(queries=list(queries), lanes=lane_scores, base=base, pool=pool, columns=columns)
+        return PoolInputs(queries=list(queries), lanes=lane_scores, base=base, pool=pool, columns=scored)
 
     def fuse(self, inputs: PoolInputs, top_k: int) -> Scored:
-        """Order the pool by the bag, or by the base score where the system has none, and cut to `top_k`."""
+        """Order the pool by the bag, or by column or base score where the system has none, and cut to `top_k`."""
         probabilities = None
         if self.fusion is None:
             scores = np.take_along_axis(inputs.base, inputs.pool, axis=1)
+            if self.config.fusion.order is not None:
+                scores = column_first(inputs.columns[self.config.fusion.order], scores)
         else:
             fused = self.fusion.score(inputs)
             scores, probabilities = fused.scores, fused.probabilities[2]
@@ -195,10 +274,10 @@ class SkillRanker:
     'weld metal'
     """
 
-    def __init__(self, config: SystemConfig, taxonomy: Taxonomy) -> None:
+    def __init__(self, config: SystemConfig, taxonomy: Taxonomy, *, stage_wise: bool = False) -> None:
         self.config = config
         self.taxonomy = taxonomy
-        self.pipeline = Pipeline(config, taxonomy)
+        self.pipeline = Pipeline(config, taxonomy, stage_wise=stage_wise)
         self._lock = threading.Lock()
 
     @classmethod
@@ -235,6 +314,11 @@ class SkillRanker:
         """Return normalised texts, and for each the reason why it cannot be ranked ("" where it can)."""
         queries = [normalise(text, strip_bullets=self.config.strip_bullets) for text in texts]
         return queries, [_reason(text, query) for text, query in zip(texts, queries, strict=True)]
+
+    def fill(self, texts: Sequence[object]) -> None:
+        """Score texts stage by stage and keep the scores, before they are ranked; see `Pipeline.fill`."""
+        queries, reasons = self.prepare(texts)
+        self.pipeline.fill([query for query, reason in zip(queries, reasons, strict=True) if not reason])
 
     def order(self, texts: Sequence[object], top_k: int | None = None) -> tuple[Int32, Float32]:
         """Rank without records, for evaluation and challenge files.

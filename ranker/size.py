@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,8 +10,9 @@ from typing import Any, NamedTuple
 from ranker.core.artifacts import atomic_path
 from ranker.core.cli import emit, parser, run, say, table
 from ranker.core.config import SystemConfig, load_config
-from ranker.core.errors import ArgumentError, missing_extra
+from ranker.core.errors import ArgumentError, ResourceError, missing_extra
 
+DATA = Path(__file__).parent / "data"
 BUDGET = 109_500_000  # parameters of the two trained baselines, CurriculumMatch and ConTeXT-match
 
 
@@ -23,34 +25,32 @@ class System(NamedTuple):
     at_least: bool = False  # part of its size is not known
 
 
-FIELD = (
-    System("thylinao", 13.9, 0.8458),
-    System("qihang-wang", 35.8, 0.8323),
-    System("yeyang", 45.6, 0.8224),
-    System("aiden-lee", 243.7, 0.8191),
-    System("elara96", 53.7, 0.8182),
-    System("carolzz", 52.2, 0.8132),
-    System("mingc", 9.2, 0.8116),
-    System("pjmathematician", 11.6, 0.8109, at_least=True),
-    System("leonshangguan", 4.6, 0.7821, at_least=True),
-    System("ccmike", 8.4, 0.7746),
-    System("zhangguochang", 18.3, 0.6342),
-    System("CurriculumMatch", 0.109, 0.6292),
-    System("ConTeXT-match", 0.109, 0.6075),
-    System("BM25", 0.0, 0.2250),
-)
+def field() -> tuple[System, ...]:
+    """Return the published systems, as `data/field.csv` lists them with their source."""
+    with (DATA / "field.csv").open(encoding="utf-8", newline="") as stream:
+        return tuple(
+            System(row["system"], float(row["billions"]), float(row["score"]), at_least=bool(row["at_least"]))
+            for row in csv.DictReader(stream)
+        )
 
 
 def backbones(config: SystemConfig) -> dict[str, int]:
-    """Return the parameters of each distinct neural model a system runs, without indexing a taxonomy."""
-    from lanes.registry import build_lanes
-    from rerankers.registry import build_columns
+    """Return the parameters of each distinct model a system runs, without loading or fetching one.
 
+    Raises
+    ------
+    ResourceError
+        If a model is not on disk and `data/backbones.csv` does not state its size.
+    """
+    from ranker.plan import stage_models, stated_backbones
+
+    stated = stated_backbones()
     found: dict[str, int] = {}
-    for lane in build_lanes(config.lanes).values():
-        found.update(lane.backbones())
-    for column in build_columns(config.columns).values():
-        found.update(column.backbones())
+    for spec in (*config.lanes, *config.columns):
+        models, problem = stage_models(config, spec, stated)
+        if problem and not models:
+            raise ResourceError(problem)
+        found.update({name: model.parameters for name, model in models.items()})
     return found
 
 
@@ -79,7 +79,7 @@ def report(name: str, models: Mapping[str, int], score: float | None = None) -> 
     if score is not None and not 0 <= score <= 1:
         raise ArgumentError(f"--score {score} is not between 0 and 1")
     total = sum(models.values())
-    systems = [*FIELD, *([] if score is None else [System(name, total / 1e9, score)])]
+    systems = [*field(), *([] if score is None else [System(name, total / 1e9, score)])]
     systems.sort(key=lambda system: (-system.score, system.name))
     return {
         "config": name,

@@ -15,7 +15,7 @@ import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 from tqdm.auto import tqdm
@@ -23,11 +23,15 @@ from tqdm.auto import tqdm
 from ranker.core.artifacts import atomic_path, digest, sha256_file, write_json
 from ranker.core.cli import emit, note, parser, positive, run, say
 from ranker.core.config import SystemConfig, load_config
+from ranker.core.device import DEVICES, share, use_device
 from ranker.core.errors import ArgumentError, InputError, ResourceError
 from ranker.core.sources import load_taxonomy
 from ranker.core.tasks import OFFICIAL_TASKS, SPLITS, GradedTask, TaskSet, load_tasks
 from ranker.core.taxonomy import Taxonomy
 from ranker.core.types import Float32, Int32
+
+if TYPE_CHECKING:
+    from ranker.pipeline import SkillRanker
 
 URI_PREFIX = "http://data.europa.eu/esco/skill/"
 LANGUAGE = "en"
@@ -401,12 +405,42 @@ def _announce(tasks: TaskSet, *, strict: bool) -> None:
             note(f"  and {len(task.problems) - 10} more")
 
 
+def _plan(
+    config: SystemConfig, taxonomy: Taxonomy, queries: Sequence[str], *, stage_wise: bool, dry_run: bool
+) -> dict[str, Any]:
+    """Say what a run needs, and stop here where something is missing or does not fit."""
+    from ranker import plan
+
+    stages = plan.make_plan(config, taxonomy, queries, timed=dry_run)
+    need = plan.memory_need(stages, stage_wise=stage_wise)
+    if dry_run:
+        say(plan.render(stages, need, stage_wise=stage_wise))
+    else:
+        note(plan.memory_line(need, stage_wise=stage_wise))
+    plan.check(config, stages, stage_wise=stage_wise, fetch=not dry_run)
+    return plan.as_values(stages, need)
+
+
+def fill(ranker: SkillRanker, queries: Sequence[str]) -> bool:
+    """Score stage by stage, and tell whether this process is the one that writes the file.
+
+    Of several processes (`accelerate launch`), each scores its share of the queries; the first then takes what others
+    have not finished, so that it depends on none of them, and goes on to the file.
+    """
+    number, processes = share()
+    ranker.fill(queries[number::processes])
+    if number == 0 and processes > 1:
+        ranker.fill(queries)
+    return number == 0
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command."""
     arguments = parser(
         "ranker.submit",
         "Rank the queries of graded tasks and write the challenge file; or check one.",
         "python -m ranker.submit --config embedded --data esco --out build/submission.zip\n"
+        "  python -m ranker.submit --config winner-2026 --stage-wise --dry-run\n"
         "  python -m ranker.submit --validate build/submission.zip",
     )
     add = arguments.add_argument
@@ -417,6 +451,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--top-k", type=positive, default=100, help="skills per query (default: 100)")
     add("--out", type=Path, default=Path("build/submission.zip"))
     add("--strict", action="store_true", help="stop where a task cannot be loaded")
+    add("--stage-wise", action="store_true", help="keep each stage's scores on disk, one model in memory at a time")
+    add("--dry-run", action="store_true", help="show stages, parameters, memory, pairs and times, and score nothing")
+    add("--device", default="auto", choices=DEVICES, help="where models run (default: the GPU where there is one)")
     add("--validate", type=Path, metavar="FILE", help="check this file and do nothing else")
     add("--json", action="store_true", help="end with one JSON object")
     given = arguments.parse_args(argv)
@@ -424,13 +461,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _validate_command(given.validate, as_json=given.json)
 
     config = load_config(given.config)
+    use_device(given.device)
     check_writable(given.out)
     taxonomy = load_taxonomy(config.taxonomy)
     tasks = load_tasks(given.data, given.split, tasks=given.tasks, taxonomy=taxonomy, need_qrels=False)
     _announce(tasks, strict=given.strict)
+    queries = [query for task in tasks for query in task.queries]
+    plan = _plan(config, taxonomy, queries, stage_wise=given.stage_wise, dry_run=given.dry_run)
+    if given.dry_run:
+        if given.json:
+            emit(plan)
+        return 0
     from ranker.pipeline import SkillRanker  # seconds of imports, which a wrong argument must not cost
 
-    submission = submit(SkillRanker(config, taxonomy), tasks, top_k=given.top_k, out=given.out)
+    ranker = SkillRanker(config, taxonomy, stage_wise=given.stage_wise)
+    if given.stage_wise and not fill(ranker, queries):
+        return 0
+    submission = submit(ranker, tasks, top_k=given.top_k, out=given.out)
     counts = {name: languages[LANGUAGE]["num_queries"] for name, languages in submission[config.name].items()}
     say(f"wrote {given.out}: {len(counts)} task(s), {sum(counts.values())} queries, {given.out.stat().st_size} bytes")
     if given.json:

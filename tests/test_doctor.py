@@ -57,12 +57,14 @@ def test_what_the_project_asks_for_is_read():
 def test_configs(tmp_path):
     (tmp_path / "good.yaml").write_text(CONFIG.format(name="good"))
     (tmp_path / "typo.yaml").write_text("nmae: typo\n")
-    (tmp_path / "bagless.yaml").write_text(CONFIG.format(name="bagless") + "fusion: {checkpoint: none-there}\n")
+    for name in ("bagless", "embedded"):
+        (tmp_path / f"{name}.yaml").write_text(CONFIG.format(name=name) + "fusion: {checkpoint: none-there}\n")
     found = {check.name: check for check in doctor.config_checks(tmp_path, tmp_path / "checkpoints", None)}
     assert found["config: good"].status == "ok"
     assert found["config: typo"].status == "fail"
     assert "nmae" in found["config: typo"].found
-    assert found["config: bagless"].status == "fail"
+    assert found["config: bagless"].status == "warn"
+    assert found["config: embedded"].status == "fail"
     assert "train.fusion" in found["config: bagless"].advice
     assert [check.status for check in doctor.config_checks(tmp_path / "none", tmp_path, None)] == ["fail"]
 

@@ -30,7 +30,7 @@ def test_report_counts_and_sets_beside_the_field():
 def test_without_a_score_the_system_has_no_line():
     found = size.report("ours", {})
     assert found["total_parameters"] == 0
-    assert len(found["field"]) == len(size.FIELD)
+    assert len(found["field"]) == len(size.field())
 
 
 @pytest.mark.parametrize("score", [-0.1, 1.1, 71])

@@ -176,7 +176,7 @@ def command(monkeypatch, tmp_path):
 
     loaded = []
 
-    def load(config, taxonomy):
+    def load(config, taxonomy, stage_wise=False):
         loaded.append(config)
         return Fake()
 

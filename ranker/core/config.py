@@ -64,10 +64,15 @@ class ColumnConfig:
 
 @dataclass(frozen=True)
 class FusionConfig:
-    """`checkpoint` names a trained bag (a folder, or one under checkpoints/); None ranks by the pool's own score."""
+    """How the pool is ordered.
+
+    `checkpoint` names a trained bag (a folder, or one under checkpoints/). Without one, `order` names the column that
+    orders what it scored, before the rest; without either the pool's own score ranks.
+    """
 
     checkpoint: str | None = None
     features: tuple[str, ...] | None = None
+    order: str | None = None
 
 
 @dataclass(frozen=True)
@@ -193,7 +198,7 @@ def parse_config(value: Any, where: str = "config") -> SystemConfig:
         parts["pool"] = PoolConfig()
     features = getattr(parts.get("fusion"), "features", None)
     if features is not None:
-        parts["fusion"] = FusionConfig(parts["fusion"].checkpoint, tuple(features))
+        parts["fusion"] = replace(parts["fusion"], features=tuple(features))
     config: SystemConfig = _build(SystemConfig, {**value, **parts}, where)
     names = [lane.name for lane in config.lanes] + [column.name for column in config.columns]
     if not config.lanes:
@@ -201,6 +206,12 @@ def parse_config(value: Any, where: str = "config") -> SystemConfig:
     if len(set(names)) < len(names):
         raise ArgumentError(f"{where}: lane and column names must differ; found {names}")
     _check_cascade(config.columns, where)
+    order, columns = config.fusion.order, [column.name for column in config.columns]
+    if order is not None and (config.fusion.checkpoint is not None or order not in columns):
+        raise ArgumentError(
+            f"{where}: fusion: order: {order!r}: names a column, and only where there is no checkpoint; "
+            f"columns: {', '.join(columns) or 'none'}"
+        )
     unknown = set(config.pool.weights) - {lane.name for lane in config.lanes}
     if unknown or not config.pool.weights:
         raise ArgumentError(

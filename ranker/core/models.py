@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import json
 import math
-from collections.abc import Sequence
+import pickle
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import lru_cache
 from pathlib import Path
 
 from ranker.core.artifacts import sha256_file
@@ -14,6 +19,17 @@ from ranker.core.errors import ResourceError
 
 MODEL_FILES = ("modules.json", "config.json")
 ADAPTER_FILES = ("adapter_config.json",)
+_FETCH = ContextVar("fetch", default=True)
+
+
+@contextmanager
+def local_only() -> Iterator[None]:
+    """Let `resolve_model` take what is on disk and fetch nothing, for as long as the block runs."""
+    token = _FETCH.set(False)
+    try:
+        yield
+    finally:
+        _FETCH.reset(token)
 
 
 def resolve_model(model: str, *, holds: Sequence[str] = MODEL_FILES) -> Path:
@@ -55,15 +71,57 @@ def resolve_model(model: str, *, holds: Sequence[str] = MODEL_FILES) -> Path:
     try:
         folder = Path(
             snapshot_download(
-                name, revision=wanted or None, ignore_patterns=["*.onnx", "*.h5", "*.msgpack", "openvino*", "*.ot"]
+                name,
+                revision=wanted or None,
+                ignore_patterns=["*.onnx", "*.h5", "*.msgpack", "openvino*", "*.ot"],
+                local_files_only=not _FETCH.get(),
             )
         )
     except (OSError, ValueError) as error:
-        raise ResourceError(
-            f"model {model}: neither cached nor to be had from the hub ({type(error).__name__}: {str(error)[:200]}); "
-            "connect once, or name a folder or package in the config"
-        ) from error
+        raise ResourceError(f"model {model}: {_refusal(error, wanted)}") from error
     return folder
+
+
+def _refusal(error: Exception, wanted: str) -> str:
+    """Return what the hub's refusal means, and what to do."""
+    from huggingface_hub import errors
+
+    if isinstance(error, errors.GatedRepoError):
+        return "is gated; accept its terms on its page on the hub, then run: hf auth login"
+    if isinstance(error, errors.RevisionNotFoundError):
+        return f"has no revision {wanted or 'main'!r}; look at its history on the hub"
+    if isinstance(error, errors.RepositoryNotFoundError):
+        return "is not on the hub, or private; check its name, or run: hf auth login"
+    said = f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
+    return f"neither cached nor to be had from the hub ({said}); connect once, or name a folder or package"
+
+
+def probe_model(model: str, *, holds: str = "config.json") -> None:
+    """Raise where a hub model cannot be had, at the price of one small file of it.
+
+    Parameters
+    ----------
+    model : str
+        "owner/name" or "owner/name@revision".
+    holds : str
+        The file that is fetched.
+
+    Raises
+    ------
+    ResourceError
+        Not on the hub, no such revision, gated, or no hub to be reached; the message says which.
+    """
+    from huggingface_hub import errors, hf_hub_download
+
+    name, _, wanted = model.partition("@")
+    try:
+        hf_hub_download(name, holds, revision=wanted or None)
+    except errors.LocalEntryNotFoundError as error:
+        raise ResourceError(_refusal(error, wanted)) from error
+    except errors.EntryNotFoundError:
+        return  # the model is there and may be read; its files have other names
+    except (OSError, ValueError) as error:
+        raise ResourceError(_refusal(error, wanted)) from error
 
 
 def revision(folder: Path) -> str:
@@ -72,18 +130,33 @@ def revision(folder: Path) -> str:
     files = [p for p in sorted(folder.rglob("*")) if p.is_file() and p.suffix in kinds]
     if any(p.suffix == ".safetensors" for p in files):
         files = [p for p in files if p.suffix != ".bin"]
-    parts = [f"{p.relative_to(folder)} {sha256_file(p)}" for p in files if not p.name.startswith(("README", "."))]
+    parts = [f"{p.relative_to(folder)} {_hash(p)}" for p in files if not p.name.startswith(("README", "."))]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
-def parameter_count(folder: Path) -> int | None:
-    """Return the number of parameters in a folder's safetensors, read from their headers; None where it has none.
+def _hash(path: Path) -> str:
+    state = path.stat()
+    return _hash_once(path, state.st_size, state.st_mtime_ns)
 
-    Position numbers that some checkpoints keep beside the weights are no parameters.
+
+@lru_cache(maxsize=1024)
+def _hash_once(path: Path, size: int, changed: int) -> str:
+    return sha256_file(path)
+
+
+def parameter_count(folder: Path) -> int | None:
+    """Return the number of parameters in a folder, without loading them; None where it holds no weights.
+
+    Read from the headers of safetensors, those of sentence-transformers' modules included; where there are none, from
+    a *.bin file, which is mapped and not read. Position numbers that some checkpoints keep beside the weights are no
+    parameters.
     """
     from safetensors import SafetensorError, safe_open
 
-    total, files = 0, sorted(folder.glob("*.safetensors"))
+    modules = [file for path in _module_paths(folder) for file in sorted((folder / path).rglob("*.safetensors"))]
+    total, files = 0, [*sorted(folder.glob("*.safetensors")), *modules]
+    if not files:
+        return _bin_count(folder)
     for path in files:
         try:
             with safe_open(path, framework="numpy") as tensors:
@@ -94,4 +167,29 @@ def parameter_count(folder: Path) -> int | None:
                 )
         except (SafetensorError, OSError) as error:
             raise ResourceError(f"{path} cannot be read ({error}); fetch it again") from error
-    return total if files else None
+    return total
+
+
+def _module_paths(folder: Path) -> list[str]:
+    file = folder / "modules.json"
+    modules = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else []
+    return [path for path in (module["path"] for module in modules) if path]
+
+
+def _bin_count(folder: Path) -> int | None:
+    """Return the number of parameters in pytorch_model*.bin files; weights that share memory count once."""
+    files = sorted(folder.glob("pytorch_model*.bin"))
+    if not files:
+        return None
+    import torch
+
+    sizes: dict[int, int] = {}
+    for path in files:
+        try:
+            weights = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        except (OSError, RuntimeError, ValueError, pickle.UnpicklingError) as error:
+            raise ResourceError(f"{path} cannot be read ({error}); fetch it again") from error
+        for name, tensor in weights.items():
+            if not name.endswith("position_ids"):
+                sizes[tensor.data_ptr()] = tensor.numel()
+    return sum(sizes.values())
