@@ -465,6 +465,17 @@ def test_docs_name_every_route_and_body(client):
         assert f'id="{name}"' in page
 
 
+def test_examples_of_the_document_work(client):
+    document = (ROOT / "docs" / "service.md").read_text(encoding="utf-8")
+    examples = re.findall(r"curl -s http://127\.0\.0\.1:8000(/\S+) [^']*'([^']*)'[^']*'([^']*)'", document)
+    assert [path for path, _, _ in examples] == ["/v1/skills", "/v1/rerank"]
+    for path, header, body in examples:
+        name, value = header.split(": ")
+        assert client.post(path, content=body, headers={name: value}).status_code == 200
+    shown = json.loads(re.search(r"```json\n(.*?)```", document, re.DOTALL).group(1))
+    schemas.SkillsResponse.model_validate(shown)
+
+
 # --- metrics and logs
 
 
