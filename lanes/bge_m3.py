@@ -74,7 +74,8 @@ class M3:
         import torch
 
         heads = [torch.load(self.folder / name, map_location="cpu", weights_only=True) for name in HEADS]
-        return (parameter_count(self.folder) or 0) + sum(t.numel() for head in heads for t in head.values())
+        own = sum(int(tensor.numel()) for head in heads for tensor in head.values())
+        return own + (parameter_count(self.folder) or 0)
 
     def encode(self, texts: Sequence[str], parts: Sequence[str], max_length: int) -> dict[str, Any]:
         """Return, per part: dense float32[n_texts, width]; sparse and colbert lists with an entry per text.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -89,12 +90,17 @@ def pagerank(matrix: sparse.csr_array, stuck: np.ndarray, start: np.ndarray, dam
     damping : float
         Probability of a further step.
     """
-    x, change = start, 1.0
-    # What is left of the error is at most change * damping / (1 - damping): each step shrinks it by the damping.
-    while change * damping > _ERROR * (1 - damping):
-        step = damping * (matrix @ x) + (damping * x[stuck].sum() + 1 - damping) * start
-        change = np.abs(step - x).sum()
-        x = step
+    # A step shrinks the error, which is at most 2 at the start, by the damping at least.
+    steps = math.ceil(math.log(_ERROR / 2) / math.log(damping)) if damping else 0
+    walk = matrix * damping
+    seeds = np.flatnonzero(start)
+    shares = start[seeds]
+    lost = seeds[stuck[seeds]]  # a stuck node holds only what starts there
+    x = start
+    for _ in range(steps):
+        again = damping * x[lost].sum() + 1 - damping
+        x = walk @ x
+        x[seeds] += again * shares
     return x
 
 

@@ -153,8 +153,9 @@ def test_scoring_before_fit_is_an_error(model: Path, name: str) -> None:
 
 
 def test_derived_lanes_are_known_by_their_base(lanes: dict[str, Lane]) -> None:
+    derived = {"group", "group_bm25", "near", "near_max", "feedback", "rank"}
     for name, lane in lanes.items():
-        assert isinstance(lane, DerivedLane) == (name in {"group", "group_bm25", "near", "near_max", "feedback", "rank"})
+        assert isinstance(lane, DerivedLane) == (name in derived)
         if isinstance(lane, DerivedLane):
             np.testing.assert_array_equal(lane.smooth(lanes[lane.base].score(UGLY)), lane.score(UGLY))
 
