@@ -18,6 +18,7 @@ from ranker.core.cli import emit, note, parser, positive, run, say, table
 from ranker.core.errors import RankerError, missing_extra
 from ranker.core.order import top_rows
 from ranker.core.taxonomy import Taxonomy
+from ranker.core.views import view_texts
 
 if TYPE_CHECKING:
     from ranker.pipeline import SkillRanker
@@ -172,28 +173,58 @@ def workrb_bm25(taxonomy: Taxonomy) -> Ranks:
     return rank
 
 
+PLAIN_FAMILIES = ("encoder", "flag")  # those that sentence-transformers' CrossEncoder can run too
+
+
+def _plain(options: Mapping[str, Any]) -> Any:
+    """Return a column's model as sentence-transformers runs it: fp32, an adapter merged.
+
+    An int8 graph does not hold its fp32 weights; random ones of the same shape take as long.
+    """
+    from sentence_transformers import CrossEncoder
+    from transformers import AutoConfig, AutoModelForSequenceClassification
+
+    from rerankers.classifier import Source, load_classifier
+    from rerankers.onnx import is_exported
+
+    source = Source(options["model"], options.get("adapter"))
+    if is_exported(source.folder):
+        network = AutoModelForSequenceClassification.from_config(AutoConfig.from_pretrained(str(source.folder)))
+    else:
+        network = load_classifier(source, "float32")
+    with tempfile.TemporaryDirectory() as folder:
+        network.save_pretrained(folder)
+        source.tokenizer().save_pretrained(folder)
+        return CrossEncoder(folder)
+
+
 def naive_cross_encoder(ranker: SkillRanker) -> Ranks:
     """Return the same cascade with every column run plainly: fp32 `CrossEncoder.predict` over the whole pool.
 
+    Columns of families that have no such form are left out and named.
+
     Raises
     ------
-    ResourceError
-        If a column's model is not to be had in the form that sentence-transformers reads.
+    RankerError
+        If no column has one, or a model cannot be loaded.
     """
-    from sentence_transformers import CrossEncoder
-
-    from ranker.core.models import resolve_model
-
     taxonomy, pipeline, config = ranker.taxonomy, ranker.pipeline, ranker.config
-    models = [CrossEncoder(str(resolve_model(column.options["model"])), device="cpu") for column in config.columns]
-    pairs_of = zip(taxonomy.label, taxonomy.description, strict=True)
-    texts = [f"{label}. {about}" if about else label for label, about in pairs_of]
+    columns = [column for column in config.columns if column.family in PLAIN_FAMILIES]
+    others = [column.name for column in config.columns if column not in columns]
+    if not columns:
+        raise RankerError(f"columns {', '.join(others)} are of families that it does not have")
+    if others:
+        note(f"naive_cross_encoder is without the columns {', '.join(others)}, which have no such form")
+    models = [_plain(column.options) for column in columns]
+    texts = [view_texts(taxonomy, column.options.get("view", "label_description")) for column in columns]
 
     def rank(query: str) -> object:
         queries, _ = ranker.prepare([query])
         pool = top_rows(pipeline.base(pipeline.lane_scores(queries)), config.pool.size)[0]
-        pairs = [(queries[0], texts[row]) for row in pool]
-        return [model.predict(pairs, show_progress_bar=False) for model in models]
+        return [
+            model.predict([(queries[0], text[row]) for row in pool], show_progress_bar=False)
+            for model, text in zip(models, texts, strict=True)
+        ]
 
     return rank
 

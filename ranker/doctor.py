@@ -39,6 +39,7 @@ COST = {
     "scale": "no batch tagging of parquet or remote files, or over several machines",
     "llm": "no language model as judge or last stage",
     "flag": "no FlagEmbedding lanes and columns",
+    "int8": "no cross-encoders in int8",
     "dev": "no tests and no lint",
 }
 

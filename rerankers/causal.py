@@ -170,10 +170,11 @@ class _Difference:
 
         options: dict[str, Any] = {}
         if precision == "4bit":
-            from transformers import BitsAndBytesConfig
+            import transformers
 
+            config: Any = transformers.BitsAndBytesConfig
             options = {
-                "quantization_config": BitsAndBytesConfig(
+                "quantization_config": config(
                     load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16
                 ),
                 "device_map": {"": torch.cuda.current_device()},

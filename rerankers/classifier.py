@@ -79,10 +79,11 @@ class Source:
         ResourceError
             If there is none that transformers can read.
         """
-        from transformers import AutoTokenizer
+        import transformers
 
+        auto: Any = transformers.AutoTokenizer
         try:
-            tokenizer = AutoTokenizer.from_pretrained(str(self.folder))
+            tokenizer = auto.from_pretrained(str(self.folder))
         except UNREADABLE as error:
             raise ResourceError(f"model {self.model}: transformers finds no tokeniser ({_short(error)})") from error
         if not tokenizer.is_fast:

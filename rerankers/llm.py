@@ -13,7 +13,7 @@ import logging
 import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 
@@ -108,7 +108,7 @@ def shots(examples: Sequence[Example], mode: str) -> list[dict[str, str]]:
         if mode == "pointwise":
             turns += [(pair_prompt(text, label), str(25 * grade)) for label, grade in skills]
         else:
-            order = sorted(range(len(skills)), key=lambda place, skills=skills: -skills[place][1])
+            order = np.argsort([-grade for _, grade in skills], kind="stable")
             answer = " > ".join(str(place + 1) for place in order)
             turns.append((list_prompt(text, [label for label, _ in skills]), answer))
     messages = [{"role": "system", "content": SYSTEM[mode]}]
@@ -259,14 +259,15 @@ class LLMColumn:
         """Return ratings of a query's candidates."""
         found = await _all([self._ask(pair_prompt(text, skill), read_rating) for skill in skills])
         known = [rating for rating in found if rating is not None]
-        return [float(np.mean(known or [0.0])) if rating is None else float(rating) for rating in found]
+        mean = float(np.mean(known)) if known else 0.0
+        return [mean if rating is None else float(rating) for rating in found]
 
     async def _ask(self, message: str, read: Callable[[str | None], T]) -> T | None:
         """Return an answer from the cache or the endpoint, None where it cannot be read."""
         key = (self.client.endpoint.identity, self._version, digest(message))
         known = self._cache.get(*key)
         if known is not None:
-            return known  # type: ignore[return-value]  what this prompt's `read` made
+            return cast(T, known)  # what this prompt's `read` made
         async with self._gate:
             got = await self.client.complete(
                 [*self._shots, {"role": "user", "content": message}], read, max_tokens=self._max_tokens

@@ -62,29 +62,29 @@ def write_bert(folder: Path, *, labels: int = 1, seed: int = 0, positions: int =
     return _save(hf.BertForSequenceClassification(config), tokenizer, folder, 0.3)
 
 
-def write_xlmr(folder: Path, *, seed: int = 0) -> Path:
+def write_xlmr(folder: Path, *, seed: int = 0, positions: int = 96) -> Path:
     torch.manual_seed(seed)
     backend = _unigram({"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3, "<mask>": 4})
     backend.post_processor = processors.TemplateProcessing(
         single="<s> $A </s>", pair="<s> $A </s> </s> $B </s>", special_tokens=[("<s>", 0), ("</s>", 2)]
     )
-    tokenizer = hf.XLMRobertaTokenizerFast(tokenizer_object=backend, model_max_length=96)
+    tokenizer = hf.XLMRobertaTokenizerFast(tokenizer_object=backend, model_max_length=positions)
     config = hf.XLMRobertaConfig(
-        **SIZES, vocab_size=backend.get_vocab_size(), num_labels=1, max_position_embeddings=98, type_vocab_size=1,
+        **SIZES, vocab_size=backend.get_vocab_size(), num_labels=1, max_position_embeddings=positions + 2, type_vocab_size=1,
         pad_token_id=1, bos_token_id=0, eos_token_id=2,
     )
     return _save(hf.XLMRobertaForSequenceClassification(config), tokenizer, folder, 0.3)
 
 
-def write_deberta(folder: Path, *, seed: int = 0) -> Path:
+def write_deberta(folder: Path, *, seed: int = 0, positions: int = 96) -> Path:
     torch.manual_seed(seed)
     backend = _unigram({"[PAD]": 0, "[CLS]": 1, "[SEP]": 2, "[UNK]": 3, "[MASK]": 4})
     backend.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]", pair="[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1", special_tokens=[("[CLS]", 1), ("[SEP]", 2)]
     )
-    tokenizer = hf.DebertaV2TokenizerFast(tokenizer_object=backend, model_max_length=96)
+    tokenizer = hf.DebertaV2TokenizerFast(tokenizer_object=backend, model_max_length=positions)
     config = hf.DebertaV2Config(
-        **SIZES, vocab_size=backend.get_vocab_size(), num_labels=1, max_position_embeddings=96, type_vocab_size=0,
+        **SIZES, vocab_size=backend.get_vocab_size(), num_labels=1, max_position_embeddings=positions, type_vocab_size=0,
         relative_attention=True, pos_att_type=["p2c", "c2p"], position_buckets=16, norm_rel_ebd="layer_norm",
         share_att_key=True, position_biased_input=False,
     )
@@ -109,7 +109,7 @@ def write_qwen(folder: Path, *, seed: int = 0, answers: tuple[str, ...] = ("yes"
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
     tokenizer.add_tokens(["<think>", "</think>"])
     config = hf.Qwen3Config(
-        **SIZES, vocab_size=len(tokenizer) + 5, num_key_value_heads=1, head_dim=16, max_position_embeddings=1024,
+        **SIZES, vocab_size=len(tokenizer) + 5, num_key_value_heads=1, head_dim=16, max_position_embeddings=2048,
         tie_word_embeddings=True,
     )
     return _save(hf.Qwen3ForCausalLM(config), tokenizer, folder, 0.2)
