@@ -43,6 +43,7 @@ LAMBDARANK: Mapping[str, Any] = {
     "feature_fraction": 0.8,
     "lambda_l1": 1.0,
     "lambda_l2": 5.0,
+    "max_bin": 63,
 }
 
 

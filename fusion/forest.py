@@ -8,7 +8,7 @@ are its parent's rows and the parent's answer: bitwise operations on words of 64
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -24,37 +24,40 @@ CATEGORICAL, DEFAULT_LEFT = 1, 2  # bits of decision_type; the next two say what
 MISSING_ZERO, MISSING_NAN = 1, 2
 
 Ints = NDArray[np.int64]
+Reals = NDArray[np.float64]
 Words = NDArray[np.uint64]
 
 
 @dataclass(frozen=True)
-class Tree:
-    """One tree as LightGBM writes it: children >= 0 are nodes, others are leaves, ~child.
+class Ranker:
+    """One boosted ranker as LightGBM writes it, its trees one after the other.
 
     Attributes
     ----------
-    feature, left, right, decision : int64[n_nodes]
-        Column that is read, children, and decision type.
+    leaves : int64[n_trees]
+        Leaves of each tree; it has one node less.
+    feature, decision : int64[n_nodes]
+        Column that is read, and decision type.
+    left, right : int64[n_nodes]
+        Children: from 0 on, nodes of the same tree; below 0, leaves of it, ~child.
     threshold, gain : float64[n_nodes]
         A value goes left where it is at most the threshold; what the split gained in training.
     value : float64[n_leaves]
         Output.
+    n_features : int
+        How many it was trained on.
+    objective : str
+        What it learned.
     """
 
+    leaves: Ints
     feature: Ints
+    decision: Ints
     left: Ints
     right: Ints
-    decision: Ints
-    threshold: NDArray[np.float64]
-    gain: NDArray[np.float64]
-    value: NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class Ranker:
-    """One boosted ranker: its trees, how many features it was trained on, its objective."""
-
-    trees: tuple[Tree, ...]
+    threshold: Reals
+    gain: Reals
+    value: Reals
     n_features: int
     objective: str
 
@@ -69,7 +72,7 @@ class Ranker:
             as missing values, several classes.
         """
         try:
-            return cls._parse(text)
+            return _checked(cls._parse(text))
         except (InputError, KeyError, ValueError, IndexError) as error:
             what = str(error) if isinstance(error, InputError) else repr(error)
             raise InputError(f"damaged LightGBM model, or one of another kind ({what}); train it anew") from error
@@ -80,59 +83,61 @@ class Ranker:
         head, *blocks = trees.split("\nTree=")
         if not head.startswith("tree\n") or not end:
             raise InputError("the text is cut off")
-        given = _fields(head)
+        given, parts = _fields(head), [_fields(block) for block in blocks]
         if int(given["num_tree_per_iteration"]) != 1 or "\naverage_output" in head:
             raise InputError("several classes, or a random forest")
         announced = len(given["tree_sizes"].split())
-        if not blocks or len(blocks) != announced:
-            raise InputError(f"{len(blocks)} trees, {announced} announced")
-        width = int(given["max_feature_idx"]) + 1
-        return cls(tuple(_tree(_fields(block), width) for block in blocks), width, given["objective"].split()[0])
+        if not parts or len(parts) != announced:
+            raise InputError(f"{len(parts)} trees, {announced} announced")
+        if any(part["num_cat"] != "0" or part.get("is_linear", "0") != "0" for part in parts):
+            raise InputError("trees with categories or linear leaves")
 
-    def gains(self) -> NDArray[np.float64]:
+        def ints(name: str) -> Ints:
+            return np.array(" ".join(part.get(name, "") for part in parts).split(), dtype=np.int64)
+
+        def reals(name: str) -> Reals:
+            return np.array(" ".join(part.get(name, "") for part in parts).split(), dtype=np.float64)
+
+        return cls(
+            leaves=ints("num_leaves"), feature=ints("split_feature"), decision=ints("decision_type"),
+            left=ints("left_child"), right=ints("right_child"), threshold=reals("threshold"), gain=reals("split_gain"),
+            value=reals("leaf_value"), n_features=int(given["max_feature_idx"]) + 1,
+            objective=given["objective"].split()[0],
+        )  # fmt: skip
+
+    def gains(self) -> Reals:
         """Return float64[n_features]: what the splits on each feature gained in training."""
-        feature = np.concatenate([tree.feature for tree in self.trees])
-        gain = np.concatenate([tree.gain for tree in self.trees])
-        return np.bincount(feature, gain, self.n_features).astype(np.float64)
+        return np.bincount(self.feature, self.gain, self.n_features).astype(np.float64)
 
 
 def _fields(block: str) -> dict[str, str]:
     return dict(line.split("=", 1) for line in block.split("\n") if "=" in line)
 
 
-def _tree(given: Mapping[str, str], width: int) -> Tree:
-    def ints(name: str) -> Ints:
-        return np.array(given[name].split(), dtype=np.int64)
-
-    def reals(name: str) -> NDArray[np.float64]:
-        return np.array(given[name].split(), dtype=np.float64)
-
-    if int(given["num_cat"]) or given.get("is_linear", "0") != "0":
-        raise InputError("a tree with categories or linear leaves")
-    leaves = int(given["num_leaves"])
-    if leaves == 1:
-        return _leaf(reals("leaf_value"))
-    tree = Tree(
-        ints("split_feature"), ints("left_child"), ints("right_child"), ints("decision_type"), reals("threshold"),
-        reals("split_gain"), reals("leaf_value"),
-    )  # fmt: skip
-    nodes = leaves - 1
-    if {len(part) for part in vars(tree).values()} != {nodes, leaves} or len(tree.value) != leaves:
-        raise InputError("a tree whose parts have different lengths")
-    children = np.concatenate([tree.left, tree.right])
-    if sorted(children.tolist()) != [*range(-leaves, 0), *range(1, nodes)]:
-        raise InputError("a tree whose nodes do not hang together")
-    if tree.feature.min() < 0 or tree.feature.max() >= width or not np.isfinite(tree.value).all():
-        raise InputError("a tree with a feature or a value that cannot be")
-    if ((tree.decision & CATEGORICAL) | ((tree.decision >> 2) == MISSING_ZERO)).any():
-        raise InputError("a tree with categories, or with zeros as missing values")
-    return tree
-
-
-def _leaf(value: NDArray[np.float64]) -> Tree:
-    """Return a tree without a question."""
-    none = np.zeros(0, np.int64)
-    return Tree(none, none, none, none, np.zeros(0), np.zeros(0), value)
+def _checked(ranker: Ranker) -> Ranker:
+    """Return the ranker, or raise where following its trees would go astray."""
+    nodes = ranker.leaves - 1
+    per_node = (ranker.feature, ranker.decision, ranker.left, ranker.right, ranker.threshold, ranker.gain)
+    if {len(part) for part in per_node} != {int(nodes.sum())} or len(ranker.value) != ranker.leaves.sum():
+        raise InputError("parts of different lengths")
+    child = np.concatenate([ranker.left, ranker.right])
+    owner = np.tile(np.repeat(np.arange(len(nodes)), nodes), 2)
+    ends = child < 0
+    # Every leaf, and every node but the root, is the child of one node of its own tree.
+    for number, of, count, once in (
+        (~child[ends], owner[ends], ranker.leaves, np.repeat(ranker.leaves > 1, ranker.leaves)),
+        (child[~ends], owner[~ends], nodes, _count_up(nodes) > 0),
+    ):
+        if (number >= count[of]).any():
+            raise InputError("nodes that do not hang together")
+        if not np.array_equal(np.bincount((np.cumsum(count) - count)[of] + number, minlength=len(once)), once):
+            raise InputError("nodes that do not hang together")
+    inside = (ranker.feature >= 0) & (ranker.feature < ranker.n_features)
+    if not (inside.all() and np.isfinite(ranker.value).all()):
+        raise InputError("a feature or a value that cannot be")
+    if ((ranker.decision & CATEGORICAL) | ((ranker.decision >> 2) == MISSING_ZERO)).any():
+        raise InputError("trees with categories, or with zeros as missing values")
+    return ranker
 
 
 @dataclass(frozen=True)
@@ -149,59 +154,79 @@ class Forest:
 
     def __init__(self, rankers: Sequence[Ranker]) -> None:
         self.n_features = rankers[0].n_features
-        leaves = max(len(tree.value) for ranker in rankers for tree in ranker.trees)
-        self._planes = max((leaves - 1).bit_length(), 1)  # bits that number a leaf
+        planes = max(int(max(ranker.leaves.max() for ranker in rankers) - 1).bit_length(), 1)  # bits of a leaf's number
         # A byte names the leaves of as many trees as it has room for, and one look-up adds their values up.
-        self._per_byte = max(8 // self._planes, 1)
-        padding = [_leaf(np.zeros(1))]
-        grouped = [
-            [*ranker.trees, *padding * (-len(ranker.trees) % self._per_byte)][member :: self._per_byte]
-            for member in range(self._per_byte)
-            for ranker in rankers
-        ]
-        sizes = [len(part) for part in grouped[: len(rankers)]]
+        self._per_byte = max(8 // planes, 1)
+        sizes = [-(-len(ranker.leaves) // self._per_byte) for ranker in rankers]
         ends = np.cumsum(sizes).tolist()
         self._members = [slice(end - size, end) for end, size in zip(ends, sizes, strict=True)]
         self._bytes = ends[-1]
-        trees = [tree for part in grouped for tree in part]  # of one byte: those at a distance of `_bytes`
-        values = np.zeros((len(trees), 1 << self._planes))
-        for i, tree in enumerate(trees):
-            values[i, : len(tree.value)] = tree.value
+        # Tree t of a ranker goes to place (t // size) of byte (t % size); places that stay free add nothing.
+        place = np.concatenate(
+            [
+                np.arange(len(ranker.leaves)) // size * self._bytes + np.arange(len(ranker.leaves)) % size + end - size
+                for ranker, size, end in zip(rankers, sizes, ends, strict=True)
+            ]
+        )
+        leaves = np.concatenate([ranker.leaves for ranker in rankers])
+        values = np.zeros((self._per_byte * self._bytes, 1 << planes))
+        values[np.repeat(place, leaves), _count_up(leaves)] = np.concatenate([ranker.value for ranker in rankers])
         table = values[: self._bytes]
         for member in range(1, self._per_byte):  # each next tree has the next higher bits
             part = values[member * self._bytes : (member + 1) * self._bytes]
             table = (part[:, :, None] + table[:, None, :]).reshape(self._bytes, -1)
         self._table = np.ascontiguousarray(table)
         self._offset = np.arange(0, self._table.size, self._table.shape[1])[:, None]
-        self._index(trees)
+        number = self._ask(rankers)
+        self._lay_out(rankers, leaves, place, number, values.shape)
 
-    def _index(self, trees: Sequence[Tree]) -> None:
-        """Number the distinct questions, feature by feature, and lay nodes and leaves out level by level."""
-        asked = [list(_questions(tree)) for tree in trees]
-        listed = sorted({question for tree in asked for question in tree})
-        number = {question: i for i, question in enumerate(listed)}
-        self._threshold = np.array([threshold for _, threshold, _ in listed], np.float32)[:, None]
-        self._nan_right = np.array([right for _, _, right in listed], dtype=bool)
-        bounds = np.searchsorted([feature for feature, _, _ in listed], np.arange(self.n_features + 1)).tolist()
+    def _ask(self, rankers: Sequence[Ranker]) -> Ints:
+        """Number the distinct questions, feature by feature, and return that of every node.
+
+        Thresholds are rounded down to float32, where the rows live: a value is above one where it is above the other.
+        """
+        feature = np.concatenate([ranker.feature for ranker in rankers])
+        exact = np.concatenate([ranker.threshold for ranker in rankers])
+        decision = np.concatenate([ranker.decision for ranker in rankers])
+        low = exact.astype(np.float32)
+        low = np.where(low > exact, np.nextafter(low, np.float32(-np.inf)), low)
+        # A missing value counts as 0 where training met none, and else goes the default way.
+        right = np.where((decision >> 2) == MISSING_NAN, (decision & DEFAULT_LEFT) == 0, exact < 0)
+        order = np.lexsort((right, low, feature))
+        listed = np.stack([feature[order], low[order], right[order]]).astype(np.float64)
+        new = np.r_[True, (np.diff(listed, axis=1) != 0).any(axis=0)][: len(order)]
+        number = np.empty(len(order), dtype=np.int64)
+        number[order] = np.cumsum(new) - 1
+        first = order[new]
+        self._threshold, self._nan_right = low[first, None], right[first]
+        bounds = np.searchsorted(feature[first], np.arange(self.n_features + 1)).tolist()
         self._spans = [(f, a, b) for f, (a, b) in enumerate(pairwise(bounds)) if b > a]
-        # Row 0 holds no rows and stands for leaves that are not there; row 1 holds all of them, the roots.
-        self._leaf = np.zeros((1 << self._planes, len(trees)), dtype=np.int64)
-        self._leaf[0, [not len(tree.feature) for tree in trees]] = 1
-        self._levels: list[_Level] = []
-        front = [(i, 0, 1) for i, tree in enumerate(trees) if len(tree.feature)]
-        self._rows = 2
-        while front:
-            tests = [number[asked[i][node]] for i, node, _ in front]
-            self._levels.append(_Level(np.array([row for *_, row in front]), np.array(tests), self._rows))
-            children = [(i, int(trees[i].left[node])) for i, node, _ in front]
-            children += [(i, int(trees[i].right[node])) for i, node, _ in front]
-            for row, (i, child) in enumerate(children, start=self._rows):
-                if child < 0:
-                    self._leaf[~child, i] = row
-            front = [(i, child, row) for row, (i, child) in enumerate(children, start=self._rows) if child >= 0]
-            self._rows += len(children)
+        return number
 
-    def raw(self, rows: Float32) -> NDArray[np.float64]:
+    def _lay_out(
+        self, rankers: Sequence[Ranker], leaves: Ints, place: Ints, number: Ints, shape: tuple[int, ...]
+    ) -> None:
+        """Lay nodes and leaves out level by level."""
+        left, right = (np.concatenate([getattr(r, side) for r in rankers]) for side in ("left", "right"))
+        start = np.cumsum(leaves - 1) - (leaves - 1)
+        # Row 0 holds no rows and stands for leaves that are not there; row 1 holds all of them, the roots.
+        self._leaf = np.zeros(shape[::-1], dtype=np.int64)
+        self._leaf[0, place[leaves == 1]] = 1
+        self._levels: list[_Level] = []
+        self._rows = 2
+        tree = np.flatnonzero(leaves > 1)
+        node, row = start[tree], np.ones(len(tree), dtype=np.int64)
+        while len(node):
+            self._levels.append(_Level(row, number[node], self._rows))
+            child, owner = np.concatenate([left[node], right[node]]), np.concatenate([tree, tree])
+            rows = self._rows + np.arange(len(child))
+            ends = child < 0
+            self._leaf[~child[ends], place[owner[ends]]] = rows[ends]
+            tree, row = owner[~ends], rows[~ends]
+            node = start[tree] + child[~ends]
+            self._rows += len(child)
+
+    def raw(self, rows: Float32) -> Reals:
         """Return float64[n_rankers, n_rows], each ranker's raw output for float32[n_rows, n_features].
 
         A row's output depends on that row alone.
@@ -259,14 +284,6 @@ class Forest:
         return code
 
 
-def _questions(tree: Tree) -> Iterator[tuple[int, float, bool]]:
-    """Yield (feature, threshold, does a missing value go right) of every node.
-
-    Thresholds are rounded down to float32, where the rows live: a value is above one where it is above the other.
-    """
-    low = tree.threshold.astype(np.float32)
-    low = np.where(low > tree.threshold, np.nextafter(low, np.float32(-np.inf)), low)
-    nan_is_zero = (tree.decision >> 2) != MISSING_NAN
-    nan_right = np.where(nan_is_zero, tree.threshold < 0, (tree.decision & DEFAULT_LEFT) == 0)
-    for feature, threshold, right in zip(tree.feature, low, nan_right, strict=True):
-        yield int(feature), float(threshold), bool(right)
+def _count_up(sizes: Ints) -> Ints:
+    """Return 0, 1, ..., size - 1 for every size, one after the other."""
+    return np.arange(int(sizes.sum())) - np.repeat(np.cumsum(sizes) - sizes, sizes)

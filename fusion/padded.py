@@ -49,12 +49,13 @@ class Padded:
 
     def rows(self, rows: NDArray[np.integer]) -> Padded:
         """Return some of the rows."""
-        return Padded(self.index[rows], self.weight[rows], self.width)
+        return Padded(self.index.take(rows, axis=0), self.weight.take(rows, axis=0), self.width)
 
     def dot(self, values: Float32) -> Float32:
         """Return matrix @ values, for values float32[width] or float32[width, m]."""
-        weight = self.weight if values.ndim == 1 else self.weight[:, :, None]
-        return np.asarray((values[self.index] * weight).sum(axis=1), dtype=np.float32)
+        # One pass over the entries, without the products as an array of their own.
+        near = values.take(self.index, axis=0)
+        return np.asarray(np.einsum("ij...,ij->i...", near, self.weight), dtype=np.float32)
 
     def spread(self, values: Float32) -> Float32:
         """Return matrix.T @ values, for values float32[n] or float32[n, m]."""

@@ -60,8 +60,7 @@ def test_missing_values_go_where_lightgbm_sends_them(trained_on_missing: bool) -
 
 def test_values_on_a_threshold_go_left_as_in_lightgbm() -> None:
     model = booster(leaves=31, rounds=30)
-    thresholds = np.concatenate([tree.threshold for tree in Ranker.parse(model.model_to_string()).trees])
-    near = np.unique(thresholds.astype(np.float32))
+    near = np.unique(Ranker.parse(model.model_to_string()).threshold.astype(np.float32))
     near = np.concatenate([near, np.nextafter(near, np.float32(np.inf)), np.nextafter(near, np.float32(-np.inf))])
     values = np.repeat(near[:, None], 6, axis=1)
     forest = Forest([Ranker.parse(model.model_to_string())])
