@@ -85,8 +85,8 @@ def write_deberta(folder: Path, *, seed: int = 0, positions: int = 96) -> Path:
     tokenizer = hf.DebertaV2TokenizerFast(tokenizer_object=backend, model_max_length=positions)
     config = hf.DebertaV2Config(
         **SIZES, vocab_size=backend.get_vocab_size(), num_labels=1, max_position_embeddings=positions,
-        type_vocab_size=0, relative_attention=True, pos_att_type=["p2c", "c2p"], position_buckets=16, norm_rel_ebd="layer_norm",
-        share_att_key=True, position_biased_input=False,
+        type_vocab_size=0, relative_attention=True, pos_att_type=["p2c", "c2p"], position_buckets=16,
+        norm_rel_ebd="layer_norm", share_att_key=True, position_biased_input=False,
     )
     return _save(hf.DebertaV2ForSequenceClassification(config), tokenizer, folder, 0.2)
 
