@@ -18,7 +18,7 @@ from ranker.core.taxonomy import Taxonomy
 from ranker.core.types import Float32
 
 RELATIONS = ("group", "broader", "essential", "optional")
-_ERROR = 1e-7  # of the sum of absolute errors of a query's ranks, which sum to 1
+_ERROR = 1e-9  # to which the iteration shrinks the error it starts with
 
 
 def edges(taxonomy: Taxonomy, relations: Sequence[str]) -> list[tuple[str, str]]:
@@ -50,15 +50,13 @@ def edges(taxonomy: Taxonomy, relations: Sequence[str]) -> list[tuple[str, str]]
     return list(found)
 
 
-def transitions(taxonomy: Taxonomy, relations: Sequence[str]) -> tuple[sparse.csr_array, np.ndarray]:
+def transitions(taxonomy: Taxonomy, relations: Sequence[str]) -> sparse.csr_array:
     """Return the walk's matrix over skills (first, in their order) and whatever else the relations join.
 
     Returns
     -------
-    matrix : scipy.sparse.csr_array
+    scipy.sparse.csr_array
         float64[n_nodes, n_nodes]: [to, from], the probability of a step; every edge can be walked in both directions.
-    stuck : numpy.ndarray
-        bool[n_nodes]: nodes without an edge.
     """
     pairs = edges(taxonomy, relations)
     node = dict(taxonomy.index)
@@ -72,36 +70,38 @@ def transitions(taxonomy: Taxonomy, relations: Sequence[str]) -> tuple[sparse.cs
     graph.data[:] = 1.0  # an edge that two relations give in opposite directions is one edge
     degree = np.bincount(graph.indices, minlength=len(node))
     graph.data /= degree[graph.indices]
-    return graph, degree == 0
+    return graph
 
 
-def pagerank(matrix: sparse.csr_array, stuck: np.ndarray, start: np.ndarray, damping: float) -> np.ndarray:
-    """Return the personalised PageRank, float64[n_nodes], by power iteration.
+def pagerank(walk: sparse.csr_array, start: np.ndarray, damping: float) -> np.ndarray:
+    """Return the personalised PageRank, float64[n_nodes], sums to 1, where stuck nodes jump to the start.
 
-    The solution of x = damping * (P x + start * sum of x over stuck nodes) + (1 - damping) * start (Page et al. 1999;
-    stuck nodes jump to the start, as in networkx).
+    The solution of x = walk x + start, scaled: power iteration with Chebyshev weights (Golub and Varga 1961). Edges are
+    walked in both directions, so the eigenvalues are real and lie between -damping and damping; the error then shrinks
+    by damping / (1 + sqrt(1 - damping^2)) per step, 0.56 instead of 0.85.
 
     Parameters
     ----------
-    matrix, stuck
-        See `transitions`.
+    walk : scipy.sparse.csr_array
+        float64[n_nodes, n_nodes]: `damping` times the matrix of `transitions`.
     start : numpy.ndarray
         float64[n_nodes], sums to 1.
     damping : float
         Probability of a further step.
     """
-    # A step shrinks the error, which is at most 2 at the start, by the damping at least.
-    steps = math.ceil(math.log(_ERROR / 2) / math.log(damping)) if damping else 0
-    walk = matrix * damping
-    seeds = np.flatnonzero(start)
-    shares = start[seeds]
-    lost = seeds[stuck[seeds]]  # a stuck node holds only what starts there
-    x = start
-    for _ in range(steps):
-        again = damping * x[lost].sum() + 1 - damping
-        x = walk @ x
-        x[seeds] += again * shares
-    return x
+    if damping == 0:
+        return start
+    rate = damping / (1 + math.sqrt(1 - damping**2))
+    before, x, weight = start, walk @ start + start, 2.0
+    for _ in range(math.ceil(math.log(_ERROR) / math.log(rate))):
+        weight = 1 / (1 - damping**2 * weight / 4)
+        step = walk @ x
+        step += start
+        step -= before
+        step *= weight
+        step += before
+        before, x = x, step
+    return x / x.sum()
 
 
 class PageRankLane(Derived):
@@ -148,19 +148,18 @@ class PageRankLane(Derived):
             check(relation, RELATIONS, option="relations", lane=name)
         self._top, self._damping, self._sharpness = top, damping, sharpness
         self._relations = tuple(relations)
-        self._graph: tuple[sparse.csr_array, np.ndarray] | None = None
+        self._walk: sparse.csr_array | None = None
 
     def fit(self, taxonomy: Taxonomy) -> None:
         """Build the graph; nothing to cache."""
-        self._graph = transitions(taxonomy, self._relations)
+        self._walk = transitions(taxonomy, self._relations) * self._damping
 
     def _row(self, scores: Float32) -> Float32:
-        if self._graph is None:
+        if self._walk is None:
             raise unfitted(self.name)
-        matrix, stuck = self._graph
         z = zscore(scores[None])[0].astype(np.float64)
         seeds = top_rows(scores[None], self._top)[0]
-        start = np.zeros(len(stuck))
+        start = np.zeros(self._walk.shape[0])
         start[seeds] = np.exp(self._sharpness * (z[seeds] - z[seeds[0]]))
         start /= start.sum()
-        return pagerank(matrix, stuck, start, self._damping)[: len(scores)].astype(np.float32)
+        return pagerank(self._walk, start, self._damping)[: len(scores)].astype(np.float32)
