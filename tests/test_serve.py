@@ -588,7 +588,7 @@ def test_the_command_answers_what_it_accepted_before_it_ends(tmp_path):
     with log.open("w") as stream:
         process = subprocess.Popen(command, env=environment, cwd=ROOT, stderr=stream)
     try:
-        until(ready, 120)
+        until(ready, 300)
         body = json.dumps({"texts": ["weld steel frames " * 200] * 32}).encode()
         with ThreadPoolExecutor(4) as pool:
             answers = [pool.submit(ask, "/v1/skills", body) for _ in range(4)]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -24,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from ranker.bench import SAMPLE, variant
-from ranker.core.cli import emit, note, parser, positive, run, table
+from ranker.core.cli import emit, note, parser, positive, run, say, table
 from ranker.core.errors import RankerError
 
 _NUMBERS = count()
@@ -208,6 +209,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--overload", type=float, default=0.0, help="seconds of overload (default: none)")
     add("--json", action="store_true", help="print one JSON object")
     given = arguments.parse_args(argv)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # whoever ends this ends the server too
     found = measure(
         given.config,
         clients=given.clients,
@@ -220,8 +222,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         emit(found)
     else:
         flat = {**found, **{f"overload: {name}": value for name, value in found.pop("overload", {}).items()}}
-        flat.pop("overload", None)
-        note(table([(name, json.dumps(value)) for name, value in flat.items()], ("what", "value")))
+        say(table([(name, json.dumps(value)) for name, value in flat.items()], ("what", "value")))
     return 0
 
 
