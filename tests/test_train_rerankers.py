@@ -394,7 +394,7 @@ KINDS = {
 def test_a_column_scores_as_the_trainer(tmp_path, kind) -> None:
     write, options = KINDS[kind]
     model = str(write(tmp_path / "model"))
-    data = graded(6)
+    data = graded(3)
     job = Job(study(data), recipe(model, **options), tiny.TAXONOMY, tmp_path / "job")
     before = scores(job.scorer, data)
     job.full(tmp_path / "out")
@@ -406,7 +406,7 @@ def test_a_column_scores_as_the_trainer(tmp_path, kind) -> None:
     length = {"max_length": options.get("max_length", 40)}
     column = build_columns([ColumnConfig("c", family, options={**weights, **length})])["c"]
     column.fit(tiny.TAXONOMY)
-    served = column.score(data.texts, np.tile(np.arange(N, dtype=np.int32), (6, 1)))
+    served = column.score(data.texts, np.tile(np.arange(N, dtype=np.int32), (3, 1)))
     np.testing.assert_allclose(served, expected, atol=1e-4)
     if "lora" in options:
         assert json.loads((tmp_path / "out" / "adapter_config.json").read_text())["base_model_name_or_path"] == model
