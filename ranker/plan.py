@@ -94,7 +94,7 @@ def stated_backbones() -> dict[str, Backbone]:
     with (DATA / "backbones.csv").open(encoding="utf-8", newline="") as stream:
         return {
             row["model"]: Backbone(
-                *(int(row[key]) for key in ("parameters", "hidden", "heads", "vocabulary")), stated=True
+                int(row["parameters"]), int(row["hidden"]), int(row["heads"]), int(row["vocabulary"]), stated=True
             )
             for row in csv.DictReader(stream)
         }
@@ -141,7 +141,7 @@ def make_plan(config: SystemConfig, taxonomy: Taxonomy, queries: Sequence[str], 
     """
     stated, rates = stated_backbones(), dict[str, float]()
     stages = []
-    for spec in (*config.lanes, *config.columns):
+    for spec in config.stages:
         models, problem = stage_models(config, spec, stated)
         precision = str(spec.options.get("precision", "float32")) if models else ""
         here = {} if hosted(spec) else models
@@ -271,7 +271,7 @@ def memory_faults(stages: Sequence[Stage], *, stage_wise: bool) -> Iterator[str]
 
 def model_faults(config: SystemConfig, stages: Sequence[Stage]) -> list[str]:
     """Return what is wrong with checkpoints, after every hub model that is not on disk was asked for one small file."""
-    specs = {spec.name: spec for spec in (*config.lanes, *config.columns)}
+    specs = {spec.name: spec for spec in config.stages}
     wanted: dict[str, list[str]] = {}
     faults = []
     for stage in stages:

@@ -46,7 +46,7 @@ def backbones(config: SystemConfig) -> dict[str, int]:
 
     stated = stated_backbones()
     found: dict[str, int] = {}
-    for spec in (*config.lanes, *config.columns):
+    for spec in config.stages:
         models, problem = stage_models(config, spec, stated)
         if problem and not models:
             raise ResourceError(problem)

@@ -151,11 +151,6 @@ class Kept:
         """Return the stage's own."""
         return self.models
 
-    def done(self, queries: Sequence[str]) -> int:
-        """Return how many of the queries have scores on disk, whatever their pool."""
-        there = {file.name.split("-")[0].removesuffix(".npy") for file in self.folder.glob("*.npy")}
-        return sum(_hash(query.encode()) in there for query in queries)
-
     def _rows(self, names: Sequence[str], width: int, compute: Callable[[Any, list[int]], Float32]) -> Float32:
         """Return float32[n_names, width], from disk where it is there; `compute(stage, places)` makes the others."""
         found = {name: self._read(name, width) for name in names}
@@ -259,19 +254,25 @@ def kept_stages(
 
         return make
 
-    def common(spec: LaneConfig | ColumnConfig, stage: Lane | Column) -> tuple[Any, ...]:
+    def common(spec: LaneConfig | ColumnConfig, stage: Lane | Column) -> dict[str, Any]:
         key = digest({**stage_key(config, spec, stage), "taxonomy": taxonomy.fingerprint})
-        folder = cache_dir() / "stages" / f"{spec.name}-{key[:16]}"
         models = dict(stage.backbones())
-        return spec.name, folder, models, hosted(spec) or not models, maker(spec.name), shelf
+        return {
+            "name": spec.name,
+            "folder": cache_dir() / "stages" / f"{spec.name}-{key[:16]}",
+            "models": models,
+            "together": hosted(spec) or not models,
+            "make": maker(spec.name),
+            "shelf": shelf,
+        }
 
     lanes: dict[str, KeptLane | KeptDerived] = {}
     built = build_lanes(config.lanes)
     for spec in config.lanes:
         lane = built[spec.name]
         if isinstance(lane, DerivedLane):
-            lanes[spec.name] = KeptDerived(*common(spec, lane), lanes[lane.base], lane.base)
+            lanes[spec.name] = KeptDerived(**common(spec, lane), base_lane=lanes[lane.base], base=lane.base)
         else:
-            lanes[spec.name] = KeptLane(*common(spec, lane), len(taxonomy))
+            lanes[spec.name] = KeptLane(**common(spec, lane), n_skills=len(taxonomy))
     made = build_columns(config.columns)
-    return lanes, {spec.name: KeptColumn(*common(spec, made[spec.name])) for spec in config.columns}, shelf
+    return lanes, {spec.name: KeptColumn(**common(spec, made[spec.name])) for spec in config.columns}, shelf

@@ -94,6 +94,11 @@ class SystemConfig:
     folder: str = ""
 
     @property
+    def stages(self) -> tuple[LaneConfig | ColumnConfig, ...]:
+        """Return the lanes, then the columns."""
+        return (*self.lanes, *self.columns)
+
+    @property
     def digest(self) -> str:
         """Hash of lanes, pool, columns and text options: what a trained bag depends on."""
         value = asdict(self)
