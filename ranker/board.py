@@ -29,7 +29,7 @@ from ranker.core.tasks import SPLITS, GradedTask, load_tasks
 from ranker.core.taxonomy import Taxonomy
 from ranker.probes import Overlap, overlap_by_grade, prior_scores, without_overlap
 from ranker.runs import Run, RunGrades, grade_run, read_runs, rows_of
-from ranker.size import FIELD
+from ranker.size import field
 
 GRADED = f"ndcg@{metrics.WINDOW}"
 BINARY = "map_gold"
@@ -316,7 +316,7 @@ def read_sizes(given: Sequence[str], names: Sequence[str]) -> dict[str, float]:
     ArgumentError
         If one is not of that form, or names no run.
     """
-    sizes = {system.name: system.size for system in FIELD if system.name in names}
+    sizes = {system.name: system.size for system in field() if system.name in names}
     for one in given:
         name, _, value = one.rpartition("=")
         if name not in names:
