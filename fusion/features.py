@@ -355,21 +355,16 @@ Columns = list[tuple[str, Float32]]
 
 def standardise(values: Float32, at: Float32) -> Float32:
     """Return (at - mean) / standard deviation of `values`, along the last axis; zeros where the deviation is zero."""
-    exact = values.astype(np.float64)
-    mean = exact.mean(axis=-1, keepdims=True)
-    exact -= mean
-    deviation = np.sqrt(np.einsum("...i,...i->...", exact, exact)[..., None] / values.shape[-1])
-    # A constant row leaves only rounding noise, which must not be blown up into a signal.
-    return np.asarray((at - mean) / np.where(deviation > 1e-9, deviation, np.inf), dtype=np.float32)
+    mean = values.mean(axis=-1, keepdims=True, dtype=np.float64).astype(np.float32)
+    centred = values - mean
+    # In single precision, but NumPy adds pairwise: good to six digits. A constant row gives exact zeros.
+    deviation = np.sqrt(np.square(centred, out=centred).mean(axis=-1, keepdims=True))
+    return np.asarray((at - mean) / np.where(deviation > 0, deviation, np.inf), dtype=np.float32)
 
 
 def count_above(values: Float32, at: Float32) -> Float32:
     """Return, for each of `at`, how many of `values` are strictly greater: the rank from 0, ties sharing the best."""
-    # A search whose questions ascend stays in the cache.
-    order = np.argsort(at)
-    count = np.empty(len(at), np.float32)
-    count[order] = len(values) - np.searchsorted(np.sort(values), at[order], side="right")
-    return count
+    return (len(values) - np.searchsorted(np.sort(values), at, side="right")).astype(np.float32)
 
 
 def build_features(
@@ -423,7 +418,7 @@ def build_features(
         if "prior" in chosen and prior is not None:
             made += prior.columns(query.pool, None if own is None else own[i])
         names = tuple(name for name, _ in made)
-        values.append(np.stack([column for _, column in made], dtype=np.float32).T)
+        values.append(np.concatenate([column for _, column in made], dtype=np.float32).reshape(len(made), -1).T)
     shape = (0, inputs.pool.shape[1], 0)
     return FeatureTable(names, np.stack(values) if values else np.zeros(shape, np.float32))
 

@@ -245,13 +245,13 @@ class Forest:
         width = -(-len(rows) // WORD) * WORD  # at least two columns: NumPy sums a single one in another order
         values = np.zeros((self.n_features, width), np.float32)
         values[:, : len(rows)] = rows.T
-        holes = np.isnan(values).any(axis=1).tolist()
+        holes = set(np.flatnonzero(np.isnan(values).any(axis=1)).tolist())
         answers = np.empty((max((b - a for _, a, b in self._spans), default=0), width), dtype=bool)
         packed = np.empty((len(self._threshold), width // 8), np.uint8)
         for feature, first, stop in self._spans:
             answer = answers[: stop - first]
             np.greater(values[feature], self._threshold[first:stop], out=answer)
-            if holes[feature]:
+            if feature in holes:
                 answer[np.ix_(self._nan_right[first:stop], np.isnan(values[feature]))] = True
             packed[first:stop] = np.packbits(answer, axis=1, bitorder="little")
         return packed.view(np.uint64)

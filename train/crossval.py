@@ -21,6 +21,7 @@ from ranker.core.types import Float32
 
 JUDGE_PARAMS: Mapping[str, Any] = {**EXPECTED_GAIN, "learning_rate": 0.1}
 JUDGE_ROUNDS = 100
+NEGATIVE_SHARE = 1 / 3  # weight of all texts without a skill beside that of all queries, in training the judge
 
 Int8 = NDArray[np.int8]
 Rows = NDArray[np.intp]
@@ -194,21 +195,24 @@ def fit(
     """
     values, grades = table.values[train], pool.grades[train]
     weights = np.ones(grades.shape, np.float32)
-    helper, asks = pool.of_task(HELPER_TASK)[train], ~pool.of_task(NEGATIVE_TASK)[train]
+    helper, negative = pool.of_task(HELPER_TASK)[train], pool.of_task(NEGATIVE_TASK)[train]
     weights[helper] = np.where(grades[helper] >= 0, np.float32(recipe.helper_weight), 0)
+    asks = ~negative
     absolute = [name.startswith(f"{ABSOLUTE}.") for name in table.names]
-    ordered = train_bag(
+    bag = train_bag(
         np.where(absolute, np.float32(0), values[asks]), grades[asks], table.names, params=recipe.params,
         rounds=recipe.rounds, seeds=recipe.seeds(seed), weights=weights[asks], progress=progress,
     )
     if not recipe.judge:
-        return ordered
+        return bag
+    # A handful of them would drown among a thousand queries.
+    weights[negative] = NEGATIVE_SHARE * asks.sum() / max(int(negative.sum()), 1)
     scaled = [name in {f"{ABSOLUTE}.{lane}" for lane in pool.trained} for name in table.names]
     judge = train_bag(
         np.where(scaled, np.float32(0), values), grades, table.names, params=(JUDGE_PARAMS,),
         rounds=min(recipe.rounds, JUDGE_ROUNDS), seeds=recipe.seeds(seed)[:1], weights=weights,
     )
-    return Bag(ordered.names, ordered.members, judge.members)
+    return Bag(bag.names, bag.members, judge.members)
 
 
 def cross_validate(
