@@ -261,6 +261,7 @@ def cross_validate(
     key = {
         "data": pool.fingerprint, "names": static.names, "graph": _graph_key(statics), "folds": folds.tolist(),
         "seed": seed, "recipe": {**vars(recipe), "params": [dict(params) for params in recipe.params]}, "format": 3,
+        "judge": [dict(JUDGE_PARAMS), JUDGE_ROUNDS, NEGATIVE_SHARE],
     }
     return BagScores(*cached_array("fusion-cv", key, compute))
 
