@@ -189,7 +189,8 @@ def _plain(options: Mapping[str, Any]) -> Any:
 
     source = Source(options["model"], options.get("adapter"))
     if is_exported(source.folder):
-        network = AutoModelForSequenceClassification.from_config(AutoConfig.from_pretrained(str(source.folder)))
+        kind: Any = AutoModelForSequenceClassification
+        network = kind.from_config(AutoConfig.from_pretrained(str(source.folder)))
     else:
         network = load_classifier(source, "float32")
     with tempfile.TemporaryDirectory() as folder:
