@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import fields, is_dataclass
+from dataclasses import is_dataclass
 from importlib import metadata, resources
 from typing import TYPE_CHECKING, Any
 
@@ -57,8 +57,8 @@ def version() -> str:
 
 def _plain(value: object) -> Any:
     """Return a record's fields; unlike `to_dict`, without copying what is in them."""
-    if is_dataclass(value) and not isinstance(value, type):
-        return {entry.name: getattr(value, entry.name) for entry in fields(value)}
+    if is_dataclass(value):
+        return {name: getattr(value, name) for name in value.__dataclass_fields__}
     raise TypeError(f"{type(value).__name__} cannot be written as JSON")
 
 

@@ -103,6 +103,12 @@ def resident_mb(process: int) -> float:
     raise RankerError(f"process {process} has no memory to read")
 
 
+def cpu_seconds(process: int) -> float:
+    """Return the processor time that a process has used (Linux)."""
+    after_name = Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(after_name[11]) + int(after_name[12])) / os.sysconf("SC_CLK_TCK")
+
+
 @contextmanager
 def server(config: str) -> Iterator[tuple[int, int]]:
     """Run the service with its default settings; give its port and process id."""
@@ -145,24 +151,28 @@ def measure(
     Returns
     -------
     dict
-        Texts per second of library and service, the overhead as a share, median and 99th percentile in ms, statuses;
-        under overload statuses and memory in MB before, halfway and after; ms of single requests before and after.
+        Texts per second of library and service, the overhead as a share, processor time per text, which other work on
+        the machine touches less, median and 99th percentile in ms, statuses; under overload statuses and memory in MB
+        before, halfway and after; ms of single requests before and after.
     """
     from ranker.pipeline import SkillRanker
 
     ranker = SkillRanker.load(config)
     library: list[float] = []
-    heard = Heard()
+    heard, used, served = Heard(), [], []
     with server(config) as (port, process):
         ranker.rank([text() for _ in range(clients)])
         asyncio.run(closed_loop(port, clients=clients, seconds=seconds / 2))  # warm
         for number in range(rounds):
             note(f"round {number + 1} of {rounds}")
-            start, done = time.perf_counter(), 0
+            start, before, done = time.perf_counter(), cpu_seconds(os.getpid()), 0
             while time.perf_counter() - start < seconds:
                 done += len(ranker.rank([text() for _ in range(clients)]))
             library.append(done / (time.perf_counter() - start))
-            heard.add(asyncio.run(closed_loop(port, clients=clients, seconds=seconds)))
+            used.append((cpu_seconds(os.getpid()) - before) / done)
+            before, one = cpu_seconds(process), asyncio.run(closed_loop(port, clients=clients, seconds=seconds))
+            served.append((cpu_seconds(process) - before) / max(1, len(one.seconds)))
+            heard.add(one)
         speed = len(heard.seconds) / heard.elapsed
         p50, p99 = (1000 * float(value) for value in np.percentile(heard.seconds, [50, 99]))
         found: dict[str, Any] = {
@@ -170,6 +180,8 @@ def measure(
             "library_texts_per_s": float(np.mean(library)),
             "service_texts_per_s": speed,
             "overhead": 1 - speed / float(np.mean(library)),
+            "library_cpu_ms_per_text": 1000 * float(np.mean(used)),
+            "service_cpu_ms_per_text": 1000 * float(np.mean(served)),
             "p50_ms": p50,
             "p99_ms": p99,
             "p99_over_p50": p99 / p50,
@@ -177,7 +189,7 @@ def measure(
         }
         if overload:
             note(f"overload: {factor * speed:.0f} texts/s for {overload:g} s")
-            before = asyncio.run(closed_loop(port, clients=1, seconds=2))
+            single = asyncio.run(closed_loop(port, clients=1, seconds=2))
             memory, flood = [resident_mb(process)], Heard()
             for _ in range(2):
                 flood.add(asyncio.run(open_loop(port, rate=factor * speed, seconds=overload / 2)))
@@ -187,7 +199,7 @@ def measure(
                 "texts_per_s": factor * speed,
                 "statuses": dict(flood.statuses),
                 "memory_mb": memory,
-                "single_ms_before": 1000 * float(np.median(before.seconds)),
+                "single_ms_before": 1000 * float(np.median(single.seconds)),
                 "single_ms_after": 1000 * float(np.median(after.seconds)),
             }
     return found
