@@ -211,7 +211,8 @@ class Colbert:
         ids = self._ids(text, query=True)
         blanks = self.settings.query_length - len(ids) if self.settings.expand else 0
         mask = [1] * len(ids) + [int(self.settings.attend)] * blanks
-        return self._run([ids + [self._tokenizer.mask_token_id] * blanks], [mask])[0]
+        vectors: Float32 = self._run([ids + [self._tokenizer.mask_token_id] * blanks], [mask])[0]
+        return vectors
 
     def documents(self, texts: Sequence[str]) -> Iterator[Float32]:
         """Yield float32[n_tokens, width] of each text, rows of length 1, without the tokens that are skipped."""

@@ -101,7 +101,8 @@ def pagerank(walk: sparse.csr_array, start: np.ndarray, damping: float) -> np.nd
         step *= weight
         step += before
         before, x = x, step
-    return x / x.sum()
+    ranks: np.ndarray = x / x.sum()
+    return ranks
 
 
 class PageRankLane(Derived):

@@ -228,7 +228,7 @@ def show(value: Mapping[str, Any]) -> None:
 
 
 def plot(path: Path, value: Mapping[str, Any]) -> None:
-    """Draw the macro figure of each instruction as a bar, and the choice in folds as a line.
+    """Draw the macro figure of each instruction as a dot, and the choice in folds as a line.
 
     Raises
     ------
@@ -247,12 +247,10 @@ def plot(path: Path, value: Mapping[str, Any]) -> None:
         raise ArgumentError(f"--plot {path}: unknown format {path.suffix!r}; allowed: {', '.join(sorted(formats))}")
     axes = figure.add_subplot()
     names = [f"{at + 1}. {(row['instruction'] or '(none)').splitlines()[0][:60]}" for at, row in enumerate(rows)]
-    colors = ["#7fbf7b" if row["instruction"] else "#bdbdbd" for row in rows]
-    axes.barh(names, [row["macro"] for row in rows], color=colors)
+    colors = ["#1b7837" if row["instruction"] else "#757575" for row in rows]
+    axes.scatter([row["macro"] for row in rows], names, color=colors)
     axes.axvline(value["honest"]["macro"], color="#d73027", label="chosen in folds")
     axes.invert_yaxis()
-    lowest = min(row["macro"] for row in rows)
-    axes.set_xlim(left=max(0.0, lowest - 0.05))
     axes.set_xlabel(f"macro {HEADLINE} of the lane alone")
     figure.legend(loc="outside upper right", frameon=False, fontsize=8)
     with atomic_path(path) as temporary:
@@ -278,7 +276,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--template", default="{}", help=r"text around the instruction; \n for a line break")
     add("--folds", type=int, default=4, help="folds of the choice; default 4")
     add("--json", action="store_true", help="print one JSON object instead of a table")
-    add("--plot", type=Path, metavar="F.png", help="draw the figures as bars")
+    add("--plot", type=Path, metavar="F.png", help="draw the figures")
     options = arguments.parse_args(argv)
     if options.folds < 2:
         raise ArgumentError(f"--folds: {options.folds} is too few; at least 2")
