@@ -122,7 +122,7 @@ class Pipeline:
         # The bag first: where it does not fit the taxonomy, that shows before minutes of embedding.
         self.fusion: FusionModel | None = None
         if fused and config.fusion.checkpoint is not None:
-            from fusion.model import FusionModel  # LightGBM costs two seconds, and plain systems have no use for it
+            from fusion.model import FusionModel  # plain systems have no use for it
 
             folder = Path(config.fusion.checkpoint)
             self.fusion = FusionModel.load(
