@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import json
+import logging
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -291,6 +292,8 @@ def model_faults(config: SystemConfig, stages: Sequence[Stage]) -> list[str]:
             return f"{name} ({', '.join(wanted[name])}): {error}"
         return ""
 
+    # What the hub's client logs at each of its five tries is said once, in the fault.
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     with ThreadPoolExecutor(8) as workers:
         return [*filter(None, workers.map(probe, wanted)), *faults, *_bag_fault(config)]
 

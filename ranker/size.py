@@ -48,7 +48,7 @@ def backbones(config: SystemConfig) -> dict[str, int]:
     found: dict[str, int] = {}
     for spec in config.stages:
         models, problem = stage_models(config, spec, stated)
-        if problem and not models:
+        if problem and not models and "base" not in spec.options:  # a derived lane's problem is its base's
             raise ResourceError(problem)
         found.update({name: model.parameters for name, model in models.items()})
     return found

@@ -8,6 +8,7 @@ import pytest
 
 from ranker import size
 from ranker.core.cli import run
+from ranker.core.config import load_config
 from ranker.core.errors import ArgumentError
 
 
@@ -61,6 +62,14 @@ def test_a_backbone_that_lanes_share_counts_once(tmp_path, capsys):
     found = json.loads(capsys.readouterr().out)
     assert len(found["backbones"]) == 1
     assert found["total_parameters"] == pytest.approx(22.7e6, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [("winner-2026", 13.9), ("hybrid", 16.9), ("baseline-curriculum", 0.1095), ("baseline-context", 0.1095)],
+)
+def test_a_system_of_hub_models_has_a_size_without_the_hub(name, billions):
+    assert sum(size.backbones(load_config(name)).values()) / 1e9 == pytest.approx(billions, rel=0.01)
 
 
 def test_plot(tmp_path):

@@ -92,8 +92,10 @@ def _refusal(error: Exception, wanted: str) -> str:
         return f"has no revision {wanted or 'main'!r}; look at its history on the hub"
     if isinstance(error, errors.RepositoryNotFoundError):
         return "is not on the hub, or private; check its name, or run: hf auth login"
-    said = f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
-    return f"neither cached nor to be had from the hub ({said}); connect once, or name a folder or package"
+    # The hub's client says no more than this where it cannot be reached, at length.
+    unreached = isinstance(error, errors.LocalEntryNotFoundError)
+    said = "" if unreached else f" ({type(error).__name__}: {' '.join(str(error).split())[:120]})"
+    return f"neither cached nor to be had from the hub{said}; connect once, or name a folder or package"
 
 
 def probe_model(model: str, *, holds: str = "config.json") -> None:

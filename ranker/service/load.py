@@ -159,7 +159,9 @@ def measure(
 
     ranker = SkillRanker.load(config)
     library: list[float] = []
-    heard, used, served = Heard(), [], []
+    used: list[float] = []
+    served: list[float] = []
+    heard = Heard()
     with server(config) as (port, process):
         ranker.rank([text() for _ in range(clients)])
         asyncio.run(closed_loop(port, clients=clients, seconds=seconds / 2))  # warm
