@@ -281,6 +281,7 @@ def hub(monkeypatch, tmp_path):
     monkeypatch.setattr(huggingface_hub.file_download, "HUGGINGFACE_CO_URL_TEMPLATE", template)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    huggingface_hub.utils.reset_sessions()  # one made while the hub was switched off would stay so
     yield server
     server.shutdown()
     server.server_close()
@@ -312,7 +313,8 @@ def test_a_model_whose_files_have_other_names_is_there(hub):
     probe_model("own/nofile")
 
 
-def test_a_hub_that_cannot_be_reached(hub):
+def test_a_hub_that_cannot_be_reached(hub, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda seconds: None)  # between its five tries
     hub.shutdown()
     hub.server_close()
     with pytest.raises(ResourceError, match=r"neither cached nor to be had from the hub.*connect once"):
