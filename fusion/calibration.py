@@ -87,6 +87,8 @@ def _sigmoid(x: NDArray[np.float64]) -> NDArray[np.float64]:
 def fit_platt(scores: Reals, relevant: NDArray[np.bool_]) -> Calibration:
     """Fit Platt's sigmoid by maximum likelihood, targets smoothed as in Platt (1999), section 2.2."""
     x = np.asarray(scores, np.float64)
+    scale = float(x.std()) or 1.0
+    x = x / scale
     positive = int(relevant.sum())
     high, low = (positive + 1) / (positive + 2), 1 / (len(x) - positive + 2)
     target = np.where(relevant, high, low)
@@ -98,8 +100,9 @@ def fit_platt(scores: Reals, relevant: NDArray[np.bool_]) -> Calibration:
         value = np.mean(np.logaddexp(0, z) - target * z)
         return float(value), np.array([np.mean(wrong * x) * slope, np.mean(wrong)])
 
-    best = minimize(loss, np.array([0.0, -2.0]), jac=True, method="L-BFGS-B")
-    return Calibration("platt", slope=float(np.exp(best.x[0])), offset=float(best.x[1]))
+    best = minimize(loss, np.array([0.0, -2.0]), jac=True, method="L-BFGS-B",
+                    bounds=[(-10, 10), (None, None)])  # where one score parts the grades, the slope would grow forever
+    return Calibration("platt", slope=float(np.exp(best.x[0])) / scale, offset=float(best.x[1]))
 
 
 def fit_isotonic(scores: Reals, relevant: NDArray[np.bool_], *, knots: int = 200) -> Calibration:

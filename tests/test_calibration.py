@@ -35,6 +35,16 @@ def test_platt_finds_the_sigmoid_that_made_the_data() -> None:
     assert np.abs(curve(scores) - truth).max() < 0.05
 
 
+def test_platt_does_not_mind_the_unit_of_the_scores_nor_a_perfect_parting() -> None:
+    scores, relevant, _ = sample()
+    plain, small = fit_platt(scores, relevant), fit_platt(scores * 1e-3, relevant)
+    np.testing.assert_allclose(small(scores * 1e-3), plain(scores), atol=1e-3)
+    with np.errstate(over="raise", invalid="raise"):
+        parted = fit_platt(scores, scores > 0)
+    assert np.isfinite([parted.slope, parted.offset]).all()
+    assert ((parted(scores) > 0.5) == (scores > 0)).mean() > 0.999
+
+
 def test_isotonic_equals_scikit_learn_on_its_own_points() -> None:
     scores, relevant, _ = sample(500)
     ours = fit_isotonic(scores, relevant, knots=10_000)(scores)
