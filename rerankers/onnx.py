@@ -24,6 +24,7 @@ from ranker.core.artifacts import cache_dir, digest, sha256_file, write_json
 from ranker.core.errors import InputError, ResourceError, missing_extra
 from ranker.core.types import Float32
 from rerankers.classifier import Source, load_classifier, logits_to_score, padded
+from rerankers.smoothing import smooth
 
 FORMAT = 1
 FILE = "model.int8.onnx"
@@ -96,6 +97,8 @@ def export(source: Source, out: Path) -> Path:
     except ImportError as error:
         raise missing_extra("onnx", "int8") from error
     network = load_classifier(source, "float32", attn_implementation="eager").cpu()
+    tokenizer = source.tokenizer()
+    smooth(network, lambda one, other: tokenizer(one, other, truncation=True, return_tensors="pt"))
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -105,7 +108,7 @@ def export(source: Source, out: Path) -> Path:
         _trace(network, traced)
         quant_pre_process(traced, plain, skip_symbolic_shape=True)
         quantize_dynamic(plain, out / FILE, per_channel=True, reduce_range=True, weight_type=QuantType.QInt8)
-    source.tokenizer().save_pretrained(str(out))
+    tokenizer.save_pretrained(str(out))
     network.config.save_pretrained(str(out))
     write_json(
         out / MANIFEST,

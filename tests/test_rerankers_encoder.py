@@ -19,10 +19,11 @@ from ranker.core.config import parse_config
 from ranker.core.errors import ArgumentError, InputError, ResourceError
 from ranker.core.views import view_texts
 from rerankers import onnx
-from rerankers.classifier import Source
+from rerankers.classifier import Source, load_classifier
 from rerankers.encoder import EncoderColumn
 from rerankers.flag import FlagColumn
 from rerankers.pairs import Documents, Template, batches
+from rerankers.smoothing import smooth
 
 QUERIES = ["Welding of steel frames with the team.", "teach c++ & python"]
 POOL = np.tile(np.arange(12, dtype=np.int32), (2, 1))
@@ -181,6 +182,28 @@ def test_int8_stays_near_fp32(models, name):
     small = fitted(models[name], precision="int8").score(QUERIES, POOL)
     assert np.abs(plain - small).max() < 0.35 * plain.std()  # random weights of width 32; a trained model is far closer
     assert min(quantise.spearman(a, b) for a, b in zip(plain, small, strict=True)) > 0.9
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_smoothing_changes_nothing_in_fp32_and_evens_the_channels_out(models, name):
+    source = Source(str(models[name]))
+    network, tokenizer = load_classifier(source, "float32"), source.tokenizer()
+    with torch.no_grad():
+        for weight in (value for key, value in network.named_parameters() if "LayerNorm.weight" in key):
+            weight[3] *= 20  # an outlier, as trained models have them
+
+    def feed(one, other):
+        return tokenizer(one, other, truncation=True, return_tensors="pt")
+
+    seen = []
+    layer = next(part for key, part in network.named_modules() if key.endswith("intermediate.dense"))
+    with torch.no_grad():
+        before = network(**feed(*QUERIES)).logits
+        smooth(network, feed)
+        layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].abs().flatten(0, -2).amax(0)))
+        after = network(**feed(*QUERIES)).logits
+    torch.testing.assert_close(after, before, rtol=1e-4, atol=1e-4)
+    assert seen[0].max() < 8 * seen[0].median()
 
 
 def test_an_exported_folder_scores_alike_and_states_what_it_was_made_of(models, exported):
