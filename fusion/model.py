@@ -1,4 +1,4 @@
-"""The trained fusion: features, prior, bag, override and calibration behind one `score`, saved without pickle."""
+"""The trained fusion: features, prior, bag, override, calibration and gate behind one `score`, saved without pickle."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import numpy as np
 from fusion.bag import Bag, feature_hash
 from fusion.calibration import THRESHOLDS, Calibration
 from fusion.features import PoolInputs, Statics, build_features, load_statics
+from fusion.gate import Gate
 from fusion.override import apply_override, exact_names
 from fusion.prior import SkillPrior
 from ranker.core.artifacts import write_json
@@ -19,7 +20,8 @@ from ranker.core.errors import InputError, ResourceError
 from ranker.core.taxonomy import Taxonomy
 from ranker.core.types import Float32
 
-FORMAT = 2
+FORMAT = 3
+WITHOUT_GATE = 2
 WITHOUT_JUDGES = 1  # the format whose probabilities were read from the order
 
 
@@ -32,9 +34,9 @@ class Fused:
     scores : float32[n_queries, k]
         Higher is better; comparable within one query.
     probabilities : dict of int to float32[n_queries, k]
-        P(grade >= threshold) for thresholds 2 and 3. Never falling as `BagScores.level` rises, within a query and
-        across queries, so never rising down a query's ranking, but for skills that the override lifts: they keep
-        their own.
+        P(grade >= threshold) for thresholds 2 and 3: that the text asks for a skill at all, by the gate, times that of
+        the skill in a text that does, by the calibration. Never rising down a query's ranking, but for skills that the
+        override lifts: they keep their own.
     """
 
     scores: Float32
@@ -54,13 +56,15 @@ class FusionModel:
     prior : SkillPrior or None
         Counts over the training queries.
     calibrations : dict of int to Calibration
-        By grade threshold.
+        By grade threshold; of texts that ask for a skill, where there is a gate.
     groups : tuple of str
         The feature groups that are built.
     config_digest : str
         Of the system whose lanes, pool and columns it was trained on.
     override : bool
         Whether a query that names a skill puts it first.
+    gate : Gate or None
+        Whether a text asks for a skill at all.
     about : dict
         Data fingerprint, metrics and library versions, for the manifest.
     """
@@ -72,6 +76,7 @@ class FusionModel:
     groups: tuple[str, ...]
     config_digest: str
     override: bool = False
+    gate: Gate | None = None
     about: dict[str, Any] = field(default_factory=dict)
 
     def score(self, inputs: PoolInputs) -> Fused:
@@ -105,7 +110,8 @@ class FusionModel:
                 f"makes {len(table.names)} ({feature_hash(table.names)}): {detail}; run python -m train.fusion anew"
             )
         scores, level = self.bag.score(table.values)
-        probabilities = {grade: curve(level) for grade, curve in self.calibrations.items()}
+        asks = np.ones(1, np.float32) if self.gate is None else self.gate(inputs.lanes)
+        probabilities = {grade: curve(level) * asks[:, None] for grade, curve in self.calibrations.items()}
         if self.override:
             scores = apply_override(scores, exact_names(table))
         return Fused(scores, probabilities)
@@ -121,7 +127,7 @@ class FusionModel:
         return {self.bag.names[i]: float(added[i]) for i in order if added[i]}
 
     def save(self, folder: Path) -> None:
-        """Write bag, prior, calibration and manifest; the same model gives the same bytes.
+        """Write bag, prior, calibration, gate and manifest; the same model gives the same bytes.
 
         The manifest is written last, so a folder with a manifest is whole.
         """
@@ -129,11 +135,13 @@ class FusionModel:
         self.bag.save(folder)
         if self.prior is not None:
             self.prior.save(folder / "prior.npz")
+        if self.gate is not None:
+            self.gate.save(folder / "gate.npz")
         write_json(folder / "calibration.json", {str(k): curve.to_dict() for k, curve in self.calibrations.items()})
         write_json(
             folder / "manifest.json",
             {
-                "format": FORMAT if self.bag.judges else WITHOUT_JUDGES,
+                "format": FORMAT if self.gate else WITHOUT_GATE if self.bag.judges else WITHOUT_JUDGES,
                 "features": list(self.bag.names),
                 "feature_hash": feature_hash(self.bag.names),
                 "feature_groups": list(self.groups),
@@ -143,6 +151,7 @@ class FusionModel:
                 "config_digest": self.config_digest,
                 "prior": self.prior is not None,
                 "override": self.override,
+                "gate": self.gate is not None,
                 **self.about,
             },
         )
@@ -176,9 +185,9 @@ class FusionModel:
             )
         manifest = _read(folder / "manifest.json")
         try:
-            if manifest["format"] not in {FORMAT, WITHOUT_JUDGES}:
+            if manifest["format"] not in (known := (WITHOUT_JUDGES, WITHOUT_GATE, FORMAT)):
                 raise InputError(
-                    f"{folder} has format {manifest['format']}; known: {WITHOUT_JUDGES}, {FORMAT}; train it anew"
+                    f"{folder} has format {manifest['format']}; known: {', '.join(map(str, known))}; train it anew"
                 )
             for what, stored, given in (
                 ("taxonomy", manifest["taxonomy"], taxonomy.fingerprint),
@@ -191,10 +200,11 @@ class FusionModel:
                         "private extension or a changed config has another one); use a system without a bag, such as "
                         "lanes, or run python -m train.fusion anew"
                     )
-            judges = manifest["judges"] if manifest["format"] == FORMAT else 0
+            judges = manifest["judges"] if manifest["format"] != WITHOUT_JUDGES else 0
             bag = Bag.load(folder, manifest["features"], manifest["members"], judges)
             curves = {int(k): Calibration.from_dict(v) for k, v in _read(folder / "calibration.json").items()}
             prior_file = folder / "prior.npz" if manifest["prior"] else None
+            gate = Gate.load(folder / "gate.npz", len(taxonomy)) if manifest.get("gate") else None
             groups, override = tuple(manifest["feature_groups"]), bool(manifest["override"])
         except (KeyError, TypeError) as error:
             raise InputError(f"{folder}/manifest.json lacks or garbles {error}; train it anew") from error
@@ -203,7 +213,7 @@ class FusionModel:
         graph = None if prior_file is None else SkillPrior.read_graph(prior_file)
         statics = load_statics(taxonomy, graph)
         prior = None if prior_file is None else SkillPrior.load(prior_file, statics.levels, graph)
-        return cls(statics, bag, prior, curves, groups, config_digest, override)
+        return cls(statics, bag, prior, curves, groups, config_digest, override, gate)
 
 
 def _read(path: Path) -> dict[str, Any]:

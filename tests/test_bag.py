@@ -221,7 +221,7 @@ def test_a_smaller_bag_leaves_no_old_member_behind(tmp_path) -> None:
         ({"features": "permute"}, "feature hash"),
         ({"taxonomy": "other"}, "trained with taxonomy other, here it is"),
         ({"config_digest": "xyz"}, "trained with config digest xyz, here it is abc"),
-        ({"format": 99}, "format 99; known: 1, 2"),
+        ({"format": 99}, "format 99; known: 1, 2, 3"),
         ({"members": 3}, "lacks member-02"),
         ({"judges": 2}, "lacks judge-01"),
     ],

@@ -18,6 +18,7 @@ from ranker.core.errors import ArgumentError, InputError, ResourceError
 from ranker.core.sources import load_taxonomy
 from ranker.core.tasks import load_tasks
 from ranker.core.taxonomy import Skill, Taxonomy
+from ranker.document import LONGEST
 from train.crossval import (
     HELPER_TASK,
     NEGATIVE_TASK,
@@ -190,9 +191,9 @@ def test_only_the_judge_reads_scores_as_they_are_and_not_those_of_trained_lanes(
 
 def test_the_shipped_texts_without_a_skill() -> None:
     texts = read_negatives(NEGATIVES)
-    assert 30 <= len(texts) <= 60
+    assert 250 <= len(texts) <= 400
     assert len({canonical(text) for text in texts}) == len(texts)
-    assert all(text == text.strip() and len(text) < 200 for text in texts)
+    assert all(text == text.strip() and len(text) <= LONGEST for text in texts)
     # None of them is a text that the figures are made of.
     data = Path(__file__).resolve().parents[2] / "shared" / "data" / "graded"
     if not data.is_dir():
@@ -253,8 +254,10 @@ def test_the_command_trains_reports_and_saves(tmp_path, capsys) -> None:
     rungs = {row["name"]: row for row in report["ladder"]}
     assert {"learned fusion", "task left out: learned fusion"} <= set(rungs)
     assert set(rungs["learned fusion, alt-label override"]["tasks"]) == {"task0", "task1"}
-    assert (report["queries"], report["without_a_skill"]) == (16, 50)
-    assert report["calibration"]["2"]["without_a_skill"]["texts"] == 50
+    texts = len(read_negatives(NEGATIVES))
+    assert (report["queries"], report["without_a_skill"]) == (16, texts)
+    assert report["calibration"]["2"]["without_a_skill"]["texts"] == texts
+    assert report["calibration"]["gate"]["auc"] > 0.9  # they share no word with the small taxonomy
     folder = tmp_path / "bag"
     assert {"manifest.json", "README.md", "report.json", "calibration.json", "prior.npz"} <= {
         path.name for path in folder.iterdir()
@@ -263,9 +266,12 @@ def test_the_command_trains_reports_and_saves(tmp_path, capsys) -> None:
     taxonomy = load_taxonomy(system.taxonomy)
     loaded = FusionModel.load(folder, taxonomy=taxonomy, config_digest=system.digest)
     assert (len(loaded.bag.members), len(loaded.bag.judges)) == (2, 1)
-    before = {path.name: path.read_bytes() for path in folder.glob("member-*")}
+    assert loaded.gate is not None
+    assert loaded.gate.lanes == ("bm25", "tfidf")
+    files = [*folder.glob("member-*"), folder / "gate.npz"]
+    before = {path.name: path.read_bytes() for path in files}
     assert main(arguments) == 0
-    assert {path.name: path.read_bytes() for path in folder.glob("member-*")} == before
+    assert {path.name: path.read_bytes() for path in files} == before
 
 
 def test_out_of_fold_scores_replace_a_lane(tmp_path, capsys) -> None:
@@ -295,6 +301,7 @@ def test_texts_without_a_skill_can_be_given_or_left_out(tmp_path, capsys) -> Non
     assert main([*arguments, "--negatives", "none"]) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["without_a_skill"] == 0
     assert "No text without a skill" in (tmp_path / "bag" / "README.md").read_text()
+    assert json.loads((tmp_path / "bag" / "manifest.json").read_text())["gate"] is False
     with pytest.raises(ResourceError, match="write none to train without"):
         main([*arguments, "--negatives", str(tmp_path / "missing.txt")])
 

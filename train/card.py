@@ -13,14 +13,15 @@ def fusion_card(name: str, about: Mapping[str, Any], report: Mapping[str, Any]) 
     tasks = "\n".join(f"| {task} | {value:.4f} | {left[task]:.4f} |" for task, value in cv["tasks"].items())
     calibration = "\n".join(
         f"| {grade} | {entry['kind']} | {entry['expected_calibration_error'][entry['kind']]:.4f} | "
-        f"{entry['graded_calibration_error']:.4f} |"
+        f"{entry['graded_calibration_error']:.4f} | {entry['whole_calibration_error']:.4f} |"
         for grade, entry in report["calibration"].items()
+        if grade != "gate"
     )
     thresholds = "\n".join(
         f"| {row['min_probability']} | {row['precision']:.3f} | {row['recall']:.3f} | {row['skills_per_query']:.1f} |"
         for row in report["calibration"]["2"]["thresholds"]
     )
-    nothing = _nothing(report["calibration"]["2"]["without_a_skill"])
+    nothing = _nothing(report["calibration"]["2"]["without_a_skill"]) + _gate(report["calibration"].get("gate"))
     features = ", ".join(f"{feature} {share:.1%}" for feature, share in list(report["importance"].items())[:10])
     libraries = ", ".join(f"{library} {number}" for library, number in about["libraries"].items())
     return f"""# Fusion of the system `{name}`
@@ -52,13 +53,13 @@ Of the 100 slots, {cv["nonsense"]:.1f} hold a skill of another domain or an unju
 
 Probabilities (expected calibration error, fitted and read in different folds):
 
-| grade at least | map | error | error on graded queries |
-|---|---|---|---|
+| grade at least | map | error of the map | with the gate, graded queries | and texts without a skill |
+|---|---|---|---|---|
 {calibration}
 
 {nothing}
 
-Cut at a probability of grade >= 2 (the map of all queries, read on the scores it was fitted to):
+Graded queries cut at a probability of grade >= 2 (map and gate of other folds):
 
 | at least | precision | recall | skills per text |
 |---|---|---|---|
@@ -70,9 +71,9 @@ Ten strongest features by gain: {features}.
 
 The prior counts how often a skill was relevant among the training queries: skills they never met fall back to their
 group and neighbours, and a text from a sector they did not touch gains less than these figures say. The task-left-out
-column is the one to plan with. Scores compare the skills of one text; probabilities are read from a judge that is
-not standardised within a text, and compare texts as well. Grades come from a language model's judgement; skills without
-a grade count as grade 0.
+column is the one to plan with. Scores compare the skills of one text; probabilities come from a judge and a gate that
+are not standardised within a text, and compare texts as well. Grades come from a language model's judgement; skills
+without a grade count as grade 0.
 """
 
 
@@ -84,3 +85,17 @@ def _nothing(seen: Mapping[str, float]) -> str:
                        for at, share in seen.items() if at != "texts")
     return (f"Of {seen['texts']:.0f} texts that ask for no skill, the share that is still given one "
             f"(bag and map of other folds): {shares}.")
+
+
+def _gate(seen: Mapping[str, Any] | None) -> str:
+    """Say what the gate changes."""
+    if seen is None:
+        return ""
+    nothing, graded = seen["without_a_skill"], seen["graded"]
+    return (
+        f" Without the gate: {nothing['spoken_ungated']:.0%} at probability 0.5. Of the graded queries, "
+        f"{graded['spoken']:.1%} have a skill at 0.5, without the gate {graded['spoken_ungated']:.1%}. The gate by "
+        f"itself (of other folds): area under the ROC curve {seen['auc']:.3f}; below 0.5 for "
+        f"{1 - nothing['let_through']:.0%} of the texts without a skill and for {graded['held_back']:.1%} of the "
+        "graded queries."
+    )

@@ -56,6 +56,7 @@ from train.crossval import (
     without,
 )
 from train.folds import duplicate_clusters, make_folds, read_folds, task_folds
+from train.gate import SPOKEN, Readings, cross_fit, gate_figures
 
 CHUNK = 16
 NEGATIVES = Path(__file__).parent / "labels" / "data" / "boilerplate.txt"
@@ -63,11 +64,12 @@ NEGATIVES = Path(__file__).parent / "labels" / "data" / "boilerplate.txt"
 
 @dataclass(frozen=True)
 class Study:
-    """Everything a run works on: the graded pool, its features, and the folds of every repetition."""
+    """Everything a run works on: the graded pool, its features, what a gate reads, and every repetition's folds."""
 
     pool: GradedPool
     static: FeatureTable
     statics: Statics
+    readings: Readings
     folds: tuple[NDArray[np.intp], ...]
     workers: int
 
@@ -275,13 +277,18 @@ def skill_graph(pipeline: Pipeline, *, k: int = 20, power: float = 4.0) -> Padde
 def query_folds(pool: GradedPool, embeddings: Float32 | None, repetitions: int, file: Path | None) -> list[Any]:
     """Return one fold assignment per repetition; those of `file` come first, queries that only train get -1.
 
-    Texts that ask for no skill are dealt to the folds in turn. `embeddings` are those of the queries of a task.
+    Near-duplicates share a fold. Texts that ask for no skill are dealt to the folds in turn. `embeddings` are those of
+    all queries but those that only train.
     """
     judged = np.flatnonzero(pool.of_task(*pool.judged_tasks))
     negative = np.flatnonzero(pool.of_task(NEGATIVE_TASK))
-    texts = [pool.inputs.queries[i] for i in judged]
     tasks = [pool.tasks[i] for i in judged]
-    clusters = duplicate_clusters(texts, embeddings)
+    clusters, nothing = (
+        duplicate_clusters([pool.inputs.queries[i] for i in rows], part)
+        for rows, part in zip(
+            (judged, negative), (None, None) if embeddings is None else np.split(embeddings, [len(judged)]), strict=True
+        )
+    )
     made = []
     for seed in range(repetitions):
         folds = np.full(len(pool.tasks), -1, dtype=np.intp)
@@ -290,7 +297,7 @@ def query_folds(pool: GradedPool, embeddings: Float32 | None, repetitions: int, 
         else:
             folds[judged] = make_folds(clusters, tasks, seed=seed)
         kinds = np.unique(folds[judged])
-        folds[negative] = kinds[(np.arange(len(negative)) + seed) % len(kinds)]
+        folds[negative] = kinds[(np.unique(nothing, return_inverse=True)[1] + seed) % len(kinds)]
         made.append(folds)
     return made
 
@@ -357,42 +364,58 @@ def ladder(study: Study, recipe: Recipe) -> list[dict[str, Any]]:
     return rows
 
 
-SPOKEN = (0.3, 0.5)  # probabilities at which a text without a skill counts as having one
+AT = (0.3, SPOKEN)  # probabilities at which a text without a skill counts as having one
 
 
 def calibrate(study: Study, recipe: Recipe) -> tuple[dict[int, Calibration], dict[str, Any]]:
     """Fit probabilities to the out-of-fold levels of the first repetition, and say how good they are.
 
+    A curve is that of texts that ask for a skill; the gate, if texts that ask for none are there to train one, says how
+    likely a text does.
+
     Returns
     -------
     dict, dict
-        The map of each grade threshold. And of each: its kind; the calibration error across folds, over everything and
-        over the graded queries alone; precision and recall at thresholds over the graded queries; and the share of the
-        texts that ask for no skill whose best skill still reaches a probability, by a map of the other folds.
+        The curve of each grade threshold. And of each: its kind; the calibration error of the curves across folds, and
+        of what comes out on graded queries and on everything; precision and recall at thresholds over the graded
+        queries; and the share of the texts that ask for no skill whose best skill still reaches a probability. Under
+        "gate", what the gate does to grade 2 and above.
     """
-    inside = study.folds[0] >= 0
+    folds = study.folds[0]
+    inside = folds >= 0
     level, grades = study.scores(recipe).level[inside], study.pool.grades[inside]
-    negative = study.pool.of_task(NEGATIVE_TASK)[inside]
-    fold = np.repeat(study.folds[0][inside], grades.shape[1])
-    graded = np.repeat(~negative, grades.shape[1])
+    asks = ~study.pool.of_task(NEGATIVE_TASK)[inside]
+    gated = has_gate(study)
+    opened = cross_fit(study.pool, study.readings, folds)[inside] if gated else np.ones(len(asks), np.float32)
+    fold = np.repeat(folds[inside][asks], grades.shape[1])
     curves, report = {}, {}
     for grade in THRESHOLDS:
-        relevant = (grades >= grade).ravel()
-        chosen = choose_calibration(level.ravel(), relevant, fold)
-        curves[grade], said = chosen.curve, chosen.across_folds
-        best = said.reshape(grades.shape)[negative].max(axis=1)
+        relevant = grades >= grade
+        chosen = choose_calibration(level[asks].ravel(), relevant[asks].ravel(), fold)
+        curves[grade] = chosen.curve
+        plain = chosen.curve(level)  # no text without a skill was used to fit it
+        plain[asks] = chosen.across_folds.reshape(-1, grades.shape[1])
+        said = plain * opened[:, None]
+        best = said.max(axis=1)
         report[str(grade)] = {
-            "kind": curves[grade].kind,
+            "kind": chosen.curve.kind,
             "expected_calibration_error": chosen.error,
-            "graded_calibration_error": calibration_error(said[graded], relevant[graded]),
-            "thresholds": threshold_table(
-                curves[grade](level.ravel()[graded]), relevant[graded], int((~negative).sum())
-            ),
+            "graded_calibration_error": calibration_error(said[asks].ravel(), relevant[asks].ravel()),
+            "whole_calibration_error": calibration_error(said.ravel(), relevant.ravel()),
+            "thresholds": threshold_table(said[asks].ravel(), relevant[asks].ravel(), int(asks.sum())),
             "without_a_skill": {
-                "texts": len(best), **{f"at {least}": float(np.mean(best >= least)) for least in SPOKEN if len(best)}
+                "texts": int((~asks).sum()),
+                **{f"at {least}": float(np.mean(best[~asks] >= least)) for least in AT if not asks.all()},
             },
         }
+        if gated and grade == THRESHOLDS[0]:
+            report["gate"] = gate_figures(asks, opened, plain.max(axis=1), best)
     return curves, report
+
+
+def has_gate(study: Study) -> bool:
+    """Tell whether texts that ask for no skill are in two folds at least: enough to train and measure a gate."""
+    return len(set(study.folds[0][study.pool.of_task(NEGATIVE_TASK)].tolist())) > 1
 
 
 GRID: tuple[dict[str, Any], ...] = tuple(
@@ -441,12 +464,13 @@ def refit(
     study: Study, recipe: Recipe, curves: dict[int, Calibration], config: SystemConfig, about: dict[str, Any], *,
     override: bool,
 ) -> FusionModel:
-    """Train the bag on every query, helpers included."""
+    """Train bag and gate on every query, helpers included."""
     everything = np.arange(len(study.pool.tasks))
     made, prior = design(study.pool, study.static, study.statics, recipe, everything)
     bag = fit(study.pool, made, recipe, everything, progress=lambda done: note(f"  member {done} of {recipe.members}"))
+    gate = study.readings.fit(~study.pool.of_task(NEGATIVE_TASK), everything) if has_gate(study) else None
     return FusionModel(
-        study.statics, bag, prior, curves, recipe.groups, config.digest, override=override, about=about
+        study.statics, bag, prior, curves, recipe.groups, config.digest, override=override, gate=gate, about=about
     )
 
 
@@ -519,15 +543,19 @@ def prepare(
     pool = gather(pipeline, list(tasks), list(helpers), arguments.oof, negatives)
     graph = skill_graph(pipeline) if {"neighbours", "prior"} & set(groups) else None
     statics = load_statics(taxonomy, graph)
-    judged = np.flatnonzero(pool.of_task(*pool.judged_tasks))
-    embeddings = query_embeddings(pipeline, [pool.inputs.queries[i] for i in judged])
+    embeddings = query_embeddings(
+        pipeline, [pool.inputs.queries[i] for i in np.flatnonzero(~pool.of_task(HELPER_TASK))]
+    )
     folds = query_folds(pool, embeddings, arguments.repetitions, Path(arguments.folds) if arguments.folds else None)
     params = {"gain": (EXPECTED_GAIN,), "lambdarank": (LAMBDARANK,), "both": (EXPECTED_GAIN, LAMBDARANK)}
     recipe = Recipe(
         groups=groups, params=params[arguments.objective], rounds=arguments.rounds, members=arguments.members,
         helper_weight=arguments.helper_weight,
     )
-    return Study(pool, static_table(pool, statics, note), statics, tuple(folds), arguments.workers), recipe
+    dense = [lane for lane in dense_lanes(pipeline) if lane.name not in pool.trained]
+    vectors = dense[0].vectors if dense else np.zeros((len(taxonomy), 0), np.float32)
+    readings = Readings.of(pool, dense[0].name if dense else "", vectors)
+    return Study(pool, static_table(pool, statics, note), statics, readings, tuple(folds), arguments.workers), recipe
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -541,7 +569,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     made.add_argument("--helpers", help="more graded queries (BEIR layout) that train but are in no fold and no figure")
     made.add_argument("--helper-weight", type=float, default=1.0, help="weight of their rows (default 1)")
     made.add_argument("--negatives", metavar="FILE", default=str(NEGATIVES), help="texts that ask for no skill, one a "
-                      "line, which only probabilities learn from (default: those in train/labels/data; none: without)")
+                      "line, which gate and judge learn from (default: those in train/labels/data; none: without)")
     made.add_argument("--oof", action="append", default=[], metavar="NAME=FILE", help="out-of-fold scores of a lane "
                       "or column that was trained on these grades: .npy, a row per query (tasks by name, file order; "
                       "then the helpers), a column per skill")
@@ -574,6 +602,14 @@ def _text(report: Mapping[str, Any]) -> str:
         table([[task, cv["tasks"][task], report["task_left_out"]["tasks"][task]] for task in cv["tasks"]],
               ["task", "cross-validated", "left out"]),
     ]
+    if "gate" in report["calibration"]:
+        gate = report["calibration"]["gate"]
+        nothing, asked = gate["without_a_skill"], gate["graded"]
+        rows = [[f"given a skill at {SPOKEN}, no gate", nothing["spoken_ungated"], asked["spoken_ungated"]],
+                ["given a skill, with the gate", nothing["spoken"], asked["spoken"]],
+                [f"gate at {SPOKEN} or above", nothing["let_through"], 1 - asked["held_back"]]]
+        lines += ["", f"gate: area under the ROC curve {gate['auc']:.4f}",
+                  table(rows, ["share of texts", "without a skill", "graded"])]
     if "ladder" in report:
         rows = [[row["name"], row["macro"], *row["tasks"].values(), row["nonsense"]] for row in report["ladder"]]
         lines += ["", table(rows, ["rung", "macro", *cv["tasks"], "nonsense"])]
