@@ -5,6 +5,7 @@ Training, evaluation, challenge files, the service and batch tagging all come th
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,13 +35,14 @@ from ranker.document import SPEAKS, UNCALIBRATED, merge_skills, split_document
 from ranker.stages import Kept, Shelf, kept_stages
 from rerankers.base import Column
 from rerankers.cascade import run_columns
-from rerankers.registry import build_columns
+from rerankers.registry import ask_once, build_columns
 
 if TYPE_CHECKING:
     from fusion.model import FusionModel
 
 CHECKPOINT_DIR = Path(__file__).resolve().parents[1] / "checkpoints"
 WORKERS = 2  # lanes scored side by side, each on one thread; scores do not depend on it
+_LOG = logging.getLogger(__name__)
 CHUNK = 32  # queries held in memory at a time; a ranking does not depend on it
 
 
@@ -119,6 +121,7 @@ class Pipeline:
             self.lanes, self.columns, self._shelf = kept_stages(config, taxonomy)
         else:
             self.lanes, self.columns = build_lanes(config.lanes), build_columns(config.columns)
+            ask_once(self.columns.values())
         # The bag first: where it does not fit the taxonomy, that shows before minutes of embedding.
         self.fusion: FusionModel | None = None
         if fused and config.fusion.checkpoint is not None:
@@ -178,7 +181,8 @@ class Pipeline:
         """Score normalised queries stage by stage, so that each model of a stage-wise pipeline is loaded once.
 
         What is on disk already is not scored again: a run that was stopped, or whose stage failed, is run again alike.
-        The rankings that follow read the scores from disk. Any other pipeline has nothing to fill.
+        A stage that fails by itself (a GPU's memory, say) is tried once more here, its model loaded anew. The rankings
+        that follow read the scores from disk. Any other pipeline has nothing to fill.
 
         Parameters
         ----------
@@ -189,7 +193,7 @@ class Pipeline:
         Raises
         ------
         RankerError
-            If a stage fails; the message names it.
+            If a stage fails for a reason that is known, or twice; the message names it.
         """
         if self._shelf is None:
             return
@@ -204,15 +208,26 @@ class Pipeline:
         for number, (name, score) in enumerate(stages, start=1):
             with tqdm(total=len(queries), desc=f"{number}/{len(stages)} {name}", unit="query") as bar:
                 for chunk in chunks:
-                    try:
-                        score(chunk)
-                    except (RankerError, RuntimeError, MemoryError) as error:
-                        kind = type(error) if isinstance(error, RankerError) else RankerError
-                        raise kind(
-                            f"{name} failed: {error}; all scores before it are kept: run the same again to go on there"
-                        ) from error
+                    if not self._attempt(name, partial(score, chunk), last=False):
+                        self._shelf.clear()
+                        self._attempt(name, partial(score, chunk), last=True)
                     bar.update(len(chunk))
         self._shelf.clear()
+
+    def _attempt(self, name: str, score: Callable[[], object], *, last: bool) -> bool:
+        """Run a stage and tell whether it went well; what failed is let go of, for it holds on to the model."""
+        try:
+            score()
+        except (RankerError, RuntimeError, MemoryError) as error:
+            known = isinstance(error, RankerError)
+            if known or last:
+                kind = type(error) if known else RankerError
+                raise kind(
+                    f"{name} failed: {error}; all scores before it are kept: run the same again to go on there"
+                ) from error
+            _LOG.warning("%s failed (%s: %s); it is tried once more", name, type(error).__name__, str(error))
+            return False
+        return True
 
     def inputs(self, queries: Sequence[str], *, columns: int | None = None) -> PoolInputs:
         """Run lanes, pool and the first `columns` columns (all by default) for normalised queries."""

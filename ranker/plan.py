@@ -11,20 +11,21 @@ import json
 import logging
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ranker.core.cli import table
+from ranker.core.cli import note, say, table
 from ranker.core.config import CONFIG_DIR, ColumnConfig, LaneConfig, SystemConfig
-from ranker.core.device import free_gpu_memory, free_memory
+from ranker.core.device import free_gpu_memory, free_memory, side_by_side
 from ranker.core.errors import RankerError, ResourceError
 from ranker.core.models import ADAPTER_FILES, MODEL_FILES, local_only, probe_model, resolve_model
 from ranker.core.taxonomy import Taxonomy
 from ranker.core.views import TEXT_VIEWS, view_texts
 from ranker.stages import build_stage, hosted, lane_chain
+from rerankers.registry import ask_once, build_columns
 
 BYTES = {"float32": 4.0, "float16": 2.0, "bfloat16": 2.0, "int8": 4.0, "4bit": 0.6}
 """Bytes of a parameter. An int8 graph is made from float32; 4 bits come with scales and some layers in 16."""
@@ -241,15 +242,16 @@ def memory_need(stages: Sequence[Stage], *, stage_wise: bool) -> Need:
     """Return what a run needs: of a stage-wise one the largest stage, else all stages together.
 
     Lanes on one model share it, columns do not. A model passes through main memory on its way to a GPU, so there the
-    largest counts on both sides.
+    largest counts on both sides. Of several processes on this machine each has its own GPU, and main memory holds all.
     """
     loaded = {(*sorted(s.models), s.precision) if s.kind == "lane" else s.name: s for s in stages if s.memory}
     each = [stage.memory for stage in loaded.values()]
     total = max(each, default=0) if stage_wise else sum(each)
     gpu = free_gpu_memory()
     if gpu is None:
-        return Need(total, 0, free_memory(), None)
-    return Need(max((stage.weights for stage in loaded.values()), default=0), total, free_memory(), gpu)
+        return Need(total * side_by_side(), 0, free_memory(), None)
+    largest = max((stage.weights for stage in loaded.values()), default=0)
+    return Need(largest * side_by_side(), total, free_memory(), gpu)
 
 
 def memory_faults(stages: Sequence[Stage], *, stage_wise: bool) -> Iterator[str]:
@@ -309,15 +311,18 @@ def check(config: SystemConfig, stages: Sequence[Stage], *, stage_wise: bool, fe
     stage_wise : bool
         How it will run.
     fetch : bool
-        Where all is well so far, fetch the models that are not on disk, and build the stages that need them.
+        Put one small question to every hosted model. Where all is well so far, fetch the models that are not on disk,
+        and build the stages that need them.
 
     Raises
     ------
     ResourceError
         Too little memory; missing, gated or private models, wrong revisions, an unreachable hub; no trained bag; a
-        stage that cannot be built (a tokeniser without the answers, say).
+        hosted model that gives no answer; a stage that cannot be built (a tokeniser without the answers, say).
     """
     faults = [*memory_faults(stages, stage_wise=stage_wise), *model_faults(config, stages)]
+    if fetch:
+        faults += _endpoint_faults(config, {stage.name for stage in stages if stage.problem})
     if not faults and fetch:
         faults = list(_build_faults(config, [stage.name for stage in stages if stage.problem]))
     if faults:
@@ -334,6 +339,15 @@ def _is_absent(name: str) -> bool:
         folder = name.count("/") != 1 or name[0] in "./~" or (CONFIG_DIR.parent / name.split("/")[0]).is_dir()
         return not folder and ":" not in name
     return False
+
+
+def _endpoint_faults(config: SystemConfig, broken: Set[str]) -> Iterator[str]:
+    for spec in config.columns:
+        if hosted(spec) and spec.name not in broken:
+            try:
+                ask_once(build_columns([spec]).values())
+            except RankerError as error:
+                yield str(error)
 
 
 def _bag_fault(config: SystemConfig) -> Iterator[str]:
@@ -385,7 +399,22 @@ def memory_line(need: Need, *, stage_wise: bool) -> str:
     if need.free_gpu is not None:
         sides.append(("the GPU", need.gpu, need.free_gpu))
     found = [f"{size(n)} of {where} ({'unknown' if f is None else size(f)} free)" for where, n, f in sides]
-    return f"memory, {'one stage at a time' if stage_wise else 'all stages together'}: {', '.join(found)}"
+    where = f" in each of {side_by_side()} processes" if side_by_side() > 1 else ""
+    return f"memory, {'one stage at a time' if stage_wise else 'all stages together'}{where}: {', '.join(found)}"
+
+
+def announce(
+    config: SystemConfig, taxonomy: Taxonomy, queries: Sequence[str], *, stage_wise: bool, dry_run: bool = False
+) -> dict[str, Any]:
+    """Say what a run needs, stop where something is missing or does not fit (see `check`), and return the plan."""
+    stages = make_plan(config, taxonomy, queries, timed=dry_run)
+    need = memory_need(stages, stage_wise=stage_wise)
+    if dry_run:
+        say(render(stages, need, stage_wise=stage_wise))
+    else:
+        note(memory_line(need, stage_wise=stage_wise))
+    check(config, stages, stage_wise=stage_wise, fetch=not dry_run)
+    return as_values(stages, need)
 
 
 def render(stages: Sequence[Stage], need: Need, *, stage_wise: bool) -> str:

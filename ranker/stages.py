@@ -27,7 +27,7 @@ from ranker.core.models import revision
 from ranker.core.taxonomy import Taxonomy
 from ranker.core.types import Float32, Int32
 from rerankers.base import Column
-from rerankers.registry import build_columns
+from rerankers.registry import ask_once, build_columns
 
 FORMAT = 1
 
@@ -275,4 +275,5 @@ def kept_stages(
         else:
             lanes[spec.name] = KeptLane(**common(spec, lane), n_skills=len(taxonomy))
     made = build_columns(config.columns)
+    ask_once(made.values())
     return lanes, {spec.name: KeptColumn(**common(spec, made[spec.name])) for spec in config.columns}, shelf

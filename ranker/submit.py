@@ -124,7 +124,7 @@ def check_writable(out: Path) -> None:
     probe = partial_folder(out) / "writable"
     with atomic_path(probe) as path:
         path.write_bytes(b"")
-    probe.unlink()
+    probe.unlink(missing_ok=True)  # another process may have been quicker
     if out.exists():
         try:
             out.open("ab").close()
@@ -405,22 +405,6 @@ def _announce(tasks: TaskSet, *, strict: bool) -> None:
             note(f"  and {len(task.problems) - 10} more")
 
 
-def _plan(
-    config: SystemConfig, taxonomy: Taxonomy, queries: Sequence[str], *, stage_wise: bool, dry_run: bool
-) -> dict[str, Any]:
-    """Say what a run needs, and stop here where something is missing or does not fit."""
-    from ranker import plan
-
-    stages = plan.make_plan(config, taxonomy, queries, timed=dry_run)
-    need = plan.memory_need(stages, stage_wise=stage_wise)
-    if dry_run:
-        say(plan.render(stages, need, stage_wise=stage_wise))
-    else:
-        note(plan.memory_line(need, stage_wise=stage_wise))
-    plan.check(config, stages, stage_wise=stage_wise, fetch=not dry_run)
-    return plan.as_values(stages, need)
-
-
 def fill(ranker: SkillRanker, queries: Sequence[str]) -> bool:
     """Score stage by stage, and tell whether this process is the one that writes the file.
 
@@ -460,6 +444,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if given.validate:
         return _validate_command(given.validate, as_json=given.json)
 
+    if share()[1] > 1 and not given.stage_wise:
+        raise ArgumentError("several processes share the scores that are kept on disk: add --stage-wise")
     config = load_config(given.config)
     use_device(given.device)
     check_writable(given.out)
@@ -467,12 +453,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     tasks = load_tasks(given.data, given.split, tasks=given.tasks, taxonomy=taxonomy, need_qrels=False)
     _announce(tasks, strict=given.strict)
     queries = [query for task in tasks for query in task.queries]
-    plan = _plan(config, taxonomy, queries, stage_wise=given.stage_wise, dry_run=given.dry_run)
+    from ranker.plan import announce  # like the pipeline, seconds of imports, which a wrong argument must not cost
+
+    plan = announce(config, taxonomy, queries, stage_wise=given.stage_wise, dry_run=given.dry_run)
     if given.dry_run:
         if given.json:
             emit(plan)
         return 0
-    from ranker.pipeline import SkillRanker  # seconds of imports, which a wrong argument must not cost
+    from ranker.pipeline import SkillRanker
 
     ranker = SkillRanker(config, taxonomy, stage_wise=given.stage_wise)
     if given.stage_wise and not fill(ranker, queries):

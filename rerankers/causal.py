@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ranker.core.errors import PrerequisiteError, RankerError, ResourceError
+from ranker.core.errors import RankerError, ResourceError, missing_extra
 from ranker.core.options import number, one_of
 from ranker.core.taxonomy import Taxonomy
 from ranker.core.types import Float32, Int32
@@ -41,7 +41,7 @@ def prompt(tokenizer: Any, instruction: str, max_length: int) -> Template:
         "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n",
     )
     before, between, after = (tuple(tokenizer(piece, add_special_tokens=False)["input_ids"]) for piece in pieces)
-    return Template(before, between, after, max_length)
+    return Template(before, between, after, max_length, ending=1)  # the end of the query's line
 
 
 def answer_token(tokenizer: Any, word: str) -> int:
@@ -81,14 +81,14 @@ class CausalColumn:
     max_length : int
         Tokens of a prompt; of query and document the longer one is cut first.
     precision : {"float32", "float16", "bfloat16", "4bit"}
-        On the GPU where there is one; 4 bits (NF4) need one, and bitsandbytes.
+        On the GPU where there is one; 4 bits (NF4, computed in bfloat16) need bitsandbytes.
     token_budget : int
         Tokens of a batch, padding included.
 
     Raises
     ------
     ArgumentError, ResourceError, PrerequisiteError
-        A value that is not allowed; a model, adapter or answer that is not there; 4 bits without bitsandbytes or GPU.
+        A value that is not allowed; a model, adapter or answer that is not there; 4 bits without bitsandbytes.
     """
 
     def __init__(
@@ -109,8 +109,8 @@ class CausalColumn:
         one_of(precision, PRECISIONS, "precision")
         number(token_budget, 1, 2**24, "token_budget", whole=True)
         self.name, self.view, self.precision, self.token_budget = name, view, precision, token_budget
-        if precision == "4bit":
-            _check_4bit()
+        if precision == "4bit" and importlib.util.find_spec("bitsandbytes") is None:
+            raise missing_extra("bitsandbytes", "gpu")
         self.source = Source(model, adapter)
         self.tokenizer = self.source.tokenizer()
         self.answers = answer_token(self.tokenizer, yes), answer_token(self.tokenizer, no)
@@ -136,30 +136,15 @@ class CausalColumn:
         scores = np.empty(pool.shape, dtype=np.float32)
         for i, (query, rows) in enumerate(zip(queries, pool, strict=True)):
             ids = self.tokenizer(f" {query}\n", add_special_tokens=False, verbose=False)["input_ids"]
-            pairs: list[Any] = [self._pair(ids, self._documents[row]) for row in rows]
+            pairs: list[Any] = [self.template.join(ids, self._documents[row]) for row in rows]
             sizes = np.array([len(tokens) for tokens, _ in pairs], dtype=np.intp)
             for places in batches(sizes, rows, self.token_budget):
                 scores[i, places] = self._network([pairs[place] for place in places])
         return scores
 
-    def _pair(self, query: list[int], document: list[int]) -> tuple[list[int], list[int]]:
-        """Return a prompt; a query that is cut keeps the end of its line."""
-        size = self.template.lengths(len(query), len(document))[0]
-        return self.template.join(query if size == len(query) else [*query[: size - 1], query[-1]], document)
-
     def backbones(self) -> dict[str, int]:
         """Return the parameters of model and adapter, as they are before quantisation."""
         return self.source.backbones()
-
-
-def _check_4bit() -> None:
-    """Raise where 4-bit weights cannot be loaded, and say what is missing."""
-    if importlib.util.find_spec("bitsandbytes") is None:
-        raise PrerequisiteError("precision 4bit: bitsandbytes is not installed; run: pip install bitsandbytes")
-    import torch
-
-    if not torch.cuda.is_available():
-        raise PrerequisiteError("precision 4bit: torch sees no GPU, and bitsandbytes needs one; use bfloat16")
 
 
 class _Difference:
@@ -177,7 +162,7 @@ class _Difference:
                 "quantization_config": config(
                     load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16
                 ),
-                "device_map": {"": torch.cuda.current_device()},
+                "device_map": {"": torch.cuda.current_device() if torch.cuda.is_available() else "cpu"},
             }
         network = source.load("AutoModelForCausalLM", "bfloat16" if precision == "4bit" else precision, **options)
         causal = network.get_base_model() if hasattr(network, "get_base_model") else network

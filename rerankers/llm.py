@@ -32,6 +32,7 @@ from rerankers.windows import places_to_scores, read_order, read_rating, windows
 T = TypeVar("T", int, str)
 MODES = ("listwise", "pointwise")
 TEXT_CHARACTERS = 4000  # of a query or a skill in a prompt
+PROBE = ("We weld steel frames.", ("weld metal", "sing"))
 _LOG = logging.getLogger(__name__)
 
 SCALE = """\
@@ -202,6 +203,7 @@ class LLMColumn:
         )
         self.client = ChatClient(endpoint)
         self.unread = 0
+        self._reason = ""
         self._version = digest([self._shots, self._max_tokens])[:16]
         self._cache = AnswerCache(Path(cache).expanduser() if cache else cache_dir() / "llm" / "answers.sqlite")
         self._gate = asyncio.Semaphore(concurrency)
@@ -232,6 +234,25 @@ class LLMColumn:
             text = "column %s: %d answers could not be read; their candidates stay where they were"
             _LOG.warning(text, self.name, self.unread - before)
         return np.array(rows, dtype=np.float32).reshape(pool.shape)
+
+    def probe(self) -> None:
+        """Ask about a text and two skills that are always the same, to see whether the endpoint answers at all.
+
+        The answer is kept as any other: the same run again asks nothing.
+
+        Raises
+        ------
+        ResourceError, RankerError
+            As `score`; and if what is answered cannot be read.
+        """
+        text, skills = PROBE
+        self._run(_all([(self._order if self.mode == "listwise" else self._rate)(text, skills)]))
+        if self.unread:
+            endpoint = self.client.endpoint
+            raise ResourceError(
+                f"column {self.name}: {endpoint.model} at {endpoint.url} does not answer as it is asked to "
+                f"({self._reason}); check the model, max_tokens (a model that thinks first needs more) and extra"
+            )
 
     def _run(self, work: Coroutine[Any, Any, list[list[float]]]) -> list[list[float]]:
         """Run requests on a loop of their own, so that a caller may have one too; connections outlive a call."""
@@ -282,6 +303,7 @@ class LLMColumn:
             )
         else:
             self.unread += 1
+            self._reason = got.reason
         return got.value
 
     def backbones(self) -> dict[str, int]:

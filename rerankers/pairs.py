@@ -30,6 +30,8 @@ class Template:
         Token type of before, query, between, document and after.
     max_length : int
         Tokens of a whole pair.
+    ending : int
+        Tokens at the end of a query that stay where it is cut.
     """
 
     before: tuple[int, ...]
@@ -37,6 +39,7 @@ class Template:
     after: tuple[int, ...]
     max_length: int
     types: tuple[int, int, int, int, int] = (0, 0, 0, 0, 0)
+    ending: int = 0
 
     @classmethod
     def of_tokenizer(cls, tokenizer: Any, max_length: int) -> Template:
@@ -82,7 +85,9 @@ class Template:
     def join(self, query: Sequence[int], document: Sequence[int]) -> tuple[list[int], list[int]]:
         """Return the ids and the token types of a pair, cut to `max_length`."""
         sizes = self.lengths(len(query), len(document))
-        parts = (self.before, query[: sizes[0]], self.between, document[: sizes[1]], self.after)
+        if sizes[0] < len(query):
+            query = [*query[: sizes[0] - self.ending], *query[len(query) - self.ending :]]
+        parts = (self.before, query, self.between, document[: sizes[1]], self.after)
         types = [kind for part, kind in zip(parts, self.types, strict=True) for _ in part]
         return [token for part in parts for token in part], types
 

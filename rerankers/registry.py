@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from ranker.core.cli import choose
 from ranker.core.config import ColumnConfig
@@ -47,3 +47,16 @@ def build_columns(configs: Sequence[ColumnConfig]) -> dict[str, Column]:
         except RankerError as error:
             raise type(error)(f"column {config.name}: {error}") from error
     return columns
+
+
+def ask_once(columns: Iterable[Column]) -> None:
+    """Put one small question to every hosted model, before work begins that would be in vain without it.
+
+    Raises
+    ------
+    ResourceError
+        If an endpoint is not there, refuses, hangs or answers something else; see `LLMColumn.probe`.
+    """
+    for column in columns:
+        if isinstance(column, LLMColumn):
+            column.probe()

@@ -9,7 +9,7 @@ import pytest
 import torch
 from tiny_rerankers import TAXONOMY, write_qwen
 
-from ranker.core.errors import ArgumentError, ResourceError
+from ranker.core.errors import ArgumentError, PrerequisiteError, ResourceError
 from ranker.core.views import view_texts
 from rerankers import causal
 from rerankers.causal import CausalColumn
@@ -84,7 +84,7 @@ def _no_vocabulary(forward):
 def test_a_long_query_is_cut_and_its_line_ends(model):
     column = fitted(model, max_length=400)
     ids = column.tokenizer(" " + "weld " * 200 + "\n", add_special_tokens=False)["input_ids"]
-    joined, _ = column._pair(ids, [5] * 300)
+    joined, _ = column.template.join(ids, [5] * 300)
     assert len(joined) == 400
     text = column.tokenizer.decode(joined)
     assert "\n<Document>:" in text
@@ -123,9 +123,33 @@ def test_other_answers_may_be_named_where_they_are_one_token(tmp_path):
 
 def test_4_bits_without_what_they_need_are_refused_at_once(model, monkeypatch):
     monkeypatch.setattr(causal.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(Exception, match="bitsandbytes is not installed; run: pip install bitsandbytes"):
+    with pytest.raises(PrerequisiteError, match=r"bitsandbytes is not installed; run: pip install .*\[gpu\]"):
         CausalColumn("c", model=str(model), precision="4bit")
-    if not torch.cuda.is_available():
-        monkeypatch.setattr(causal.importlib.util, "find_spec", lambda name: name)
-        with pytest.raises(Exception, match="torch sees no GPU"):
-            CausalColumn("c", model=str(model), precision="4bit")
+
+
+def test_in_4_bits_it_is_transformers_own_4_bit_model_and_an_adapter_stays_beside_it(tmp_path):
+    pytest.importorskip("bitsandbytes", reason="needs the extra gpu")
+    peft = pytest.importorskip("peft")
+    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+
+    # The kernels take blocks of 64 weights, which every published model's layers are made of.
+    model = write_qwen(tmp_path / "wide", head=32, hidden_size=64, intermediate_size=128)
+    texts = view_texts(TAXONOMY, "label")
+    column = fitted(model, precision="4bit", view="label")
+    scores = column.score(QUERIES, POOL)
+    np.testing.assert_array_equal(column.score(QUERIES[1:], POOL[1:]), scores[1:])
+    quantised = BitsAndBytesConfig(
+        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16
+    )
+    network = AutoModelForCausalLM.from_pretrained(model, quantization_config=quantised, dtype=torch.bfloat16).eval()
+    wanted = [by_the_whole_model(network, column.tokenizer, QUERIES[0], text, causal.INSTRUCTION) for text in texts]
+    np.testing.assert_allclose(scores[0], wanted, rtol=0, atol=0.05)
+    whole = fitted(model, view="label").score(QUERIES, POOL)
+    assert not np.allclose(scores, whole, atol=0.05), "nothing was quantised"
+
+    torch.manual_seed(0)
+    config = peft.LoraConfig(task_type="CAUSAL_LM", r=2, target_modules=["q_proj"], init_lora_weights=False)
+    peft.get_peft_model(AutoModelForCausalLM.from_pretrained(model), config).save_pretrained(tmp_path / "adapter")
+    adapted = fitted(model, precision="4bit", view="label", adapter=str(tmp_path / "adapter"))
+    assert not np.allclose(adapted.score(QUERIES, POOL), scores, atol=0.05)
+    assert sum(adapted.backbones().values()) > sum(column.backbones().values())

@@ -13,7 +13,7 @@ import pytest
 from tiny_rerankers import TAXONOMY, write_bert, write_deberta, write_qwen, write_xlmr
 
 from ranker.core.config import ColumnConfig
-from ranker.core.errors import ArgumentError, PrerequisiteError, RankerError, ResourceError
+from ranker.core.errors import ArgumentError, RankerError, ResourceError
 from rerankers.base import Column
 from rerankers.registry import FAMILIES, build_columns
 from train.labels.standin import Reply, StandIn
@@ -183,5 +183,3 @@ def test_weights_that_are_damaged_or_of_another_kind_are_named(tmp_path: Path):
     qwen = write_qwen(tmp_path / "qwen", answers=("yes",))
     with pytest.raises(ResourceError, match="no single token for the answer 'no' but 'n', 'o'"):
         build_columns([ColumnConfig("c", "causal", options={"model": str(qwen)})])
-    with pytest.raises(PrerequisiteError, match="precision 4bit: "):
-        build_columns([ColumnConfig("c", "causal", options={"model": str(qwen), "precision": "4bit"})])

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import re
+import subprocess
+import sys
 import threading
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -19,11 +23,12 @@ import rerankers.registry as column_registry
 from ranker import SkillRanker, plan, submit
 from ranker.core import device
 from ranker.core.cli import run
-from ranker.core.config import load_config, parse_config
+from ranker.core.config import CONFIG_DIR, load_config, parse_config
 from ranker.core.errors import ArgumentError, PrerequisiteError, RankerError, ResourceError
 from ranker.core.models import parameter_count, probe_model
 from ranker.core.sources import load_taxonomy
 from ranker.pipeline import column_first
+from train.labels.standin import Reply, StandIn
 
 BACKBONE = {"model-x@0123": 7_000_000_000}
 
@@ -32,7 +37,7 @@ class Letters:
     """A lane and a column with an invented model: shared letters; notes what it was asked, and how many are alive."""
 
     alive, most, asked, built = set(), 0, [], []
-    fail_at = ""
+    fail_at, failures = "", 2**31
 
     def __init__(self, name: str, *, power: float = 1.0, model: str = "model-x") -> None:
         self.name, self.power = name, power
@@ -47,7 +52,8 @@ class Letters:
         Letters.alive.discard(id(self))
 
     def score(self, queries, pool=None):
-        if self.name == Letters.fail_at:
+        if self.name == Letters.fail_at and Letters.failures:
+            Letters.failures -= 1
             raise RuntimeError("out of memory")
         Letters.asked += [(self.name, query) for query in queries]
         pool = np.tile(np.arange(len(self.labels)), (len(queries), 1)) if pool is None else pool
@@ -75,6 +81,7 @@ def world(tmp_path, monkeypatch):
     monkeypatch.setitem(lane_registry.FAMILIES, "letters", Letters)
     monkeypatch.setitem(column_registry.FAMILIES, "letters", Letters)
     Letters.alive, Letters.most, Letters.asked, Letters.built, Letters.fail_at = set(), 0, [], [], ""
+    monkeypatch.setattr(Letters, "failures", 2**31)
     path = write_config(tmp_path / "small.yaml", write_esco(tmp_path / "esco"), size=60)
     more = "  - {name: letters, family: letters}\n  - {name: walk, family: feedback, base: dense}\npool:"
     text = path.read_text().replace(
@@ -123,6 +130,20 @@ def test_a_stage_that_fails_is_named_and_is_all_that_is_run_again(world):
     assert {name for name, _ in first} == {"letters"}
     SkillRanker(world.config, world.taxonomy, stage_wise=True).fill(TEXTS)
     assert {name for name, _ in Letters.asked} == {"cheap", "dear"}
+
+
+def test_a_stage_that_fails_by_itself_is_tried_once_more_alone_with_its_model_loaded_anew(world, caplog):
+    plain = SkillRanker(world.config, world.taxonomy).order(TEXTS, 20)
+    staged = SkillRanker(world.config, world.taxonomy, stage_wise=True)
+    Letters.alive, Letters.most, Letters.asked, Letters.built = set(), 0, [], []
+    Letters.fail_at, Letters.failures = "cheap", 1
+    staged.fill(TEXTS)
+    assert "column cheap failed (RuntimeError: out of memory); it is tried once more" in caplog.text
+    assert Letters.built == ["letters", "cheap", "cheap", "dear"]
+    assert Letters.most == 1, "the model that failed is gone before it is loaded again"
+    rows, scores = staged.order(TEXTS, 20)
+    assert (rows == plain[0]).all()
+    assert scores.tobytes() == plain[1].tobytes()
 
 
 def test_scores_on_disk_are_those_of_this_stage_alone_and_a_damaged_file_is_made_anew(world, tmp_path):
@@ -175,6 +196,42 @@ def test_processes_share_the_queries_and_the_first_writes_the_file(world, tmp_pa
     assert "one stage at a time" in capsys.readouterr().err
 
 
+def test_processes_without_stages_would_all_do_everything_and_are_refused(world, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert run(submit.main, ["--config", str(world.path), "--out", str(tmp_path / "s.zip")]) == 2
+    assert "add --stage-wise" in capsys.readouterr().err
+
+
+def test_accelerate_launches_two_processes_that_write_the_bytes_of_one(tmp_path, monkeypatch):
+    pytest.importorskip("accelerate", reason="needs the extra gpu")
+    from tiny_rerankers import write_bert
+
+    monkeypatch.setenv("RANKER_CACHE", str(tmp_path / "alone"))
+    path = write_config(tmp_path / "two.yaml", write_esco(tmp_path / "esco"), size=20)
+    model = write_bert(tmp_path / "bert")
+    line = f"  - {{name: cross, family: encoder, model: {model}, max_length: 64, depth: 20}}\n"
+    path.write_text(path.read_text() + "columns:\n" + line + "fusion: {order: cross}\n")
+    data = write_tasks(tmp_path / "data", n_tasks=1, n_queries=6)
+    given = ["--config", str(path), "--data", str(data), "--stage-wise", "--device", "cpu"]
+    assert run(submit.main, [*given, "--out", str(tmp_path / "alone.zip")]) == 0
+
+    monkeypatch.setenv("RANKER_CACHE", str(tmp_path / "shared"))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    options = ["--multi_gpu", "--num_processes", "2", "--num_machines", "1", "--mixed_precision", "no",
+               "--dynamo_backend", "no", "--main_process_port", "0"]  # fmt: skip
+    launch = [sys.executable, "-m", "accelerate.commands.launch", *options, "-m", "ranker.submit"]
+    done = subprocess.run(
+        [*launch, *given, "--out", str(tmp_path / "shared.zip")], cwd=CONFIG_DIR.parent, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "in each of 2 processes" in done.stderr
+    assert (tmp_path / "shared.zip").read_bytes() == (tmp_path / "alone.zip").read_bytes()
+    stages = {name: {file.name for file in (tmp_path / name / "stages").rglob("cross-*/*.npy")} for name in
+              ("alone", "shared")}  # fmt: skip
+    assert len(stages["alone"]) == 6
+    assert stages["alone"] == stages["shared"]
+
+
 def test_dry_run_shows_the_plan_and_scores_nothing(world, tmp_path, capsys):
     data = write_tasks(tmp_path / "data", n_tasks=1, n_queries=5)
     given = ["--config", str(world.path), "--data", str(data), "--stage-wise", "--out", str(tmp_path / "s.zip")]
@@ -219,6 +276,17 @@ def test_a_gpu_needs_room_for_all_and_main_memory_for_the_largest(world, monkeyp
     assert need.gpu > 3 * 28 * 10**9
     (fault,) = plan.memory_faults(stages, stage_wise=False)
     assert "are needed in the GPU, 40.00 GB are free" in fault
+
+
+def test_processes_on_one_machine_share_its_main_memory(world, monkeypatch):
+    stages = plan.make_plan(world.config, world.taxonomy, ["weld"])
+    alone = plan.memory_need(stages, stage_wise=True).host
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
+    assert plan.memory_need(stages, stage_wise=True).host == 3 * alone
+    monkeypatch.setattr(plan, "free_gpu_memory", lambda: 40 * 10**9)
+    need = plan.memory_need(stages, stage_wise=True)
+    assert need.host == 3 * 28 * 10**9
+    assert need.gpu == alone, "each has a GPU of its own"
 
 
 def test_activations_by_hand():
@@ -353,6 +421,69 @@ def test_parameters_are_counted_without_loading(tmp_path):
     (tmp_path / "old" / "pytorch_model.bin").write_bytes(b"no weights")
     with pytest.raises(ResourceError, match="cannot be read"):
         parameter_count(tmp_path / "old")
+
+
+# --- endpoints -------------------------------------------------------------------------------------------------------
+
+TROUBLE = {
+    "nonsense": (Reply("I would rather not."), "does not answer as it is asked to .malformed: not one whole number"),
+    "no completion": (Reply(raw=b"<html>"), "does not answer as it is asked to .malformed: no chat completion"),
+    "400": (Reply("unknown field", status=400), "does not answer as it is asked to .status 400: unknown field"),
+    "401": (Reply("who are you", status=401), "answers 401 .*OPENAI_API_KEY"),
+    "404": (Reply("no such model", status=404), "answers 404 .*model name 'm'"),
+    "429": (Reply("slow", status=429), "gave no answer in 2 tries .status 429: slow"),
+    "500": (Reply("boom", status=500), "gave no answer in 2 tries .status 500: boom"),
+    "half a body": (Reply("50", cut=9), "gave no answer in 2 tries .connection: RemoteProtocolError"),
+    "hangs": (None, "gave no answer in 2 tries .timed out: after 0.2 s"),
+    "not there": ("gone", "gave no answer in 2 tries .connection: ConnectError"),
+}
+
+
+def hosted(world, url: str, answers) -> str:
+    column = (
+        f"  - {{name: order, family: llm, url: '{url}', model: m, mode: pointwise, depth: 3, retries: 1, "
+        f"backoff: 0.01, timeout: 0.2, cache: {answers}}}\n"
+    )
+    text = world.path.read_text().replace("fusion: {order: dear}", "").replace("columns:\n", "columns:\n" + column)
+    world.path.write_text(text)
+    return str(world.path)
+
+
+@pytest.mark.parametrize("name", TROUBLE)
+def test_an_endpoint_that_cannot_answer_is_known_before_any_stage_is_scored(world, tmp_path, capsys, name):
+    pytest.importorskip("httpx", reason="needs the extra llm")
+    reply, words = TROUBLE[name]
+
+    async def script(body):
+        return reply or await asyncio.sleep(60)
+
+    with StandIn(script) as server:
+        url = "http://127.0.0.1:9/v1" if reply == "gone" else server.url
+        config = hosted(world, url, tmp_path / "answers.sqlite")
+        given = ["--config", config, "--data", str(write_tasks(tmp_path / "d", n_tasks=1))]
+        assert run(submit.main, [*given, "--stage-wise", "--out", str(tmp_path / "s.zip")]) == 4
+        error = capsys.readouterr().err
+        assert re.search(f"small cannot run; 1 fault.s.:\n  - .*{words}", error), error
+        with pytest.raises(ResourceError, match=words):
+            SkillRanker(load_config(config), world.taxonomy)
+    assert not Letters.asked
+    assert not Letters.alive
+
+
+def test_an_endpoint_is_asked_once_and_not_by_a_dry_run_nor_when_the_run_goes_on(world, tmp_path):
+    pytest.importorskip("httpx", reason="needs the extra llm")
+
+    async def script(body):
+        return Reply("50")
+
+    with StandIn(script) as server:
+        given = ["--config", hosted(world, server.url, tmp_path / "a.sqlite"), "--stage-wise"]
+        given += ["--data", str(write_tasks(tmp_path / "d", n_tasks=1, n_queries=2)), "--out", str(tmp_path / "s.zip")]
+        assert run(submit.main, [*given, "--dry-run"]) == 0
+        assert not server.requests
+        assert run(submit.main, given) == 0
+        assert len(server.requests) == 2 + 2 * 3
+    assert run(submit.main, given) == 0, "all answers and scores are on disk, the server is gone"
 
 
 # --- order by a column -----------------------------------------------------------------------------------------------

@@ -283,17 +283,26 @@ def test_a_hub_that_does_not_answer_is_asked_offline(hub, monkeypatch):
 
     seen = []
 
+    def adapter():
+        """Return how the hub's client would send a request now."""
+        return type(huggingface_hub.utils.get_session().get_adapter("https://hub")).__name__
+
     def load_dataset(name, part, split):
-        seen.append((datasets.config.HF_HUB_OFFLINE, huggingface_hub.constants.HF_HUB_OFFLINE))
+        seen.append((datasets.config.HF_HUB_OFFLINE, huggingface_hub.constants.HF_HUB_OFFLINE, adapter()))
         raise ConnectionError("offline")
 
     monkeypatch.setattr("workrb.tasks.ranking.graded_beir.load_dataset", load_dataset)
     monkeypatch.setattr(tasks_module, "_hub_reachable", lambda endpoint: False)
-    before = datasets.config.HF_HUB_OFFLINE, huggingface_hub.constants.HF_HUB_OFFLINE
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
+    huggingface_hub.utils.reset_sessions()
+    connected = adapter()
     with pytest.raises(ResourceError):
         load_tasks("hub", tasks=["house"])
-    assert seen == [(True, True)]
-    assert before == (datasets.config.HF_HUB_OFFLINE, huggingface_hub.constants.HF_HUB_OFFLINE)
+    assert seen == [(True, True, "OfflineAdapter")]
+    assert not datasets.config.HF_HUB_OFFLINE
+    assert not huggingface_hub.constants.HF_HUB_OFFLINE
+    assert adapter() == connected != "OfflineAdapter", "a session made offline would stay so"
 
 
 @pytest.mark.skipif(not GRADED.is_dir(), reason="the graded validation data is not beside the checkout")

@@ -467,6 +467,47 @@ def test_the_command_from_texts_to_a_fusion_with_the_column(bert, tmp_path, caps
     assert (tmp_path / "again.npy").read_bytes() == oof.read_bytes()
 
 
+def test_a_judges_grades_are_distilled_into_a_column_of_a_config(bert, tmp_path, capsys) -> None:
+    """Judge's folder -> train.rerankers -> column; the judge prefers short labels, which nothing else here does."""
+    pytest.importorskip("httpx", reason="needs the extra llm")
+    from ranker import SkillRanker
+    from train.judge import main as judge
+    from train.labels.gates import GATES
+    from train.labels.standin import Reply, StandIn
+
+    async def script(body):
+        label = next(line for line in body["messages"][1]["content"].splitlines() if line.startswith("Skill: "))[7:]
+        gate = GATES.index(body["response_format"]["json_schema"]["name"])
+        return Reply(json.dumps({"answer": gate < (22 - len(label)) / 2}))
+
+    esco = write_esco(tmp_path / "esco")
+    write_tasks(tmp_path / "data", n_tasks=1, n_queries=6)
+    config = write_config(tmp_path / "small.yaml", esco)
+    texts = tmp_path / "texts.txt"
+    texts.write_text("".join(f"we do {word} all day\n" for word in ("welding", "gardens", "music", "glass", "cars")))
+    labels, student = tmp_path / "labels", tmp_path / "student"
+    with StandIn(script) as server:
+        given = ["--queries", texts, "--out", labels, "--system", config, "--lane", "tfidf", "--depth", "60"]
+        assert judge([str(value) for value in (*given, "--url", server.url, "--model", "teacher")]) == 0
+    given = ["--config", config, "--model", bert, "--data", tmp_path / "data", "--helpers", labels, "--out", student,
+             "--view", "label", "--max-length", "40", "--depth", "60", "--passes", "40", "--rate", "0.003", "--json"]  # fmt: skip
+    capsys.readouterr()
+    assert main([str(value) for value in given]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["counts"]["queries"] == 6 + 5
+
+    def lengths(model) -> float:
+        """Return how much longer the labels are that a column puts last than those it puts first."""
+        path = tmp_path / "with.yaml"
+        column = f"{{name: student, family: encoder, model: {model}, view: label, max_length: 40, depth: 60}}"
+        path.write_text(config.read_text() + f"columns:\n  - {column}\nfusion: {{order: student}}\n")
+        skills = SkillRanker.load(path).rank(["we do repairs all day"], top_k=60)[0].skills
+        sizes = [len(skill.label) for skill in skills]
+        return float(np.mean(sizes[-15:]) - np.mean(sizes[:15]))
+
+    assert lengths(student) > 2
+    assert lengths(student) > lengths(bert) + 2
+
+
 def test_a_trained_lane_must_bring_scores_of_unseen_queries(bert, tmp_path, monkeypatch) -> None:
     from train.rerank import study as study_module
 

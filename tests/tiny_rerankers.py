@@ -91,7 +91,9 @@ def write_deberta(folder: Path, *, seed: int = 0, positions: int = 96) -> Path:
     return _save(hf.DebertaV2ForSequenceClassification(config), tokenizer, folder, 0.2)
 
 
-def write_qwen(folder: Path, *, seed: int = 0, answers: tuple[str, ...] = ("yes", "no")) -> Path:
+def write_qwen(
+    folder: Path, *, seed: int = 0, answers: tuple[str, ...] = ("yes", "no"), head: int = 16, **sizes: int
+) -> Path:
     """Write a Qwen3 with tied embeddings; `answers` are the words its vocabulary holds as one token."""
     torch.manual_seed(seed)
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -109,7 +111,7 @@ def write_qwen(folder: Path, *, seed: int = 0, answers: tuple[str, ...] = ("yes"
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
     tokenizer.add_tokens(["<think>", "</think>"])
     config = hf.Qwen3Config(
-        **SIZES, vocab_size=len(tokenizer) + 5, num_key_value_heads=1, head_dim=16, max_position_embeddings=2048,
-        tie_word_embeddings=True,
+        **{**SIZES, **sizes}, vocab_size=len(tokenizer) + 5, num_key_value_heads=1, head_dim=head,
+        max_position_embeddings=2048, tie_word_embeddings=True,
     )
     return _save(hf.Qwen3ForCausalLM(config), tokenizer, folder, 0.2)

@@ -40,6 +40,7 @@ from ranker.core.taxonomy import Taxonomy
 from ranker.core.text import normalise
 from ranker.core.types import Float32, Int32
 from ranker.pipeline import Pipeline
+from ranker.plan import announce
 from rerankers.cascade import run_columns
 from train.card import fusion_card
 from train.crossval import (
@@ -538,6 +539,9 @@ def prepare(
     for name, reason in tasks.failed.items():
         note(f"left out: {name}: {reason}")
     helpers = load_tasks(arguments.helpers, taxonomy=taxonomy) if arguments.helpers else ()
+    if arguments.stage_wise:
+        unfused = replace(config, fusion=replace(config.fusion, checkpoint=None))  # the bag is what is to be made
+        announce(unfused, taxonomy, [query for task in (*tasks, *helpers) for query in task.queries], stage_wise=True)
     pipeline = Pipeline(config, taxonomy, fused=False, stage_wise=arguments.stage_wise)
     negatives = [] if arguments.negatives == "none" else read_negatives(Path(arguments.negatives))
     pool = gather(pipeline, list(tasks), list(helpers), arguments.oof, negatives)

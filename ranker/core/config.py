@@ -17,7 +17,7 @@ from ranker.core.errors import ArgumentError, ResourceError
 
 CONFIG_DIR = Path(__file__).resolve().parents[2] / "configs"
 BASE = "base"  # the name of the pool's own score, where columns are named
-PATHS = ("checkpoint", "model", "adapter")  # options of lanes and columns that may name a folder
+PATHS = ("checkpoint", "model", "adapter", "examples")  # options of lanes and columns that may name a folder or file
 IN_FOLDER = "config.yaml"  # what a folder that holds a whole system calls its config
 
 

@@ -50,6 +50,11 @@ def share() -> tuple[int, int]:
     return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
 
+def side_by_side() -> int:
+    """Return how many of these processes run on this machine, and so share its main memory."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+
 def free_memory() -> int | None:
     """Return the bytes of main memory that can be had, a container's limit included; None where it is not known."""
     found = [_meminfo(), _limit("memory.max", "memory.current"), _limit_v1()]

@@ -435,14 +435,20 @@ def _hub_mode() -> Iterator[None]:
         raise missing_extra(error.name or "datasets", "train") from error
     holders: tuple[Any, ...] = (datasets.config, huggingface_hub.constants)
     before = [holder.HF_HUB_OFFLINE for holder in holders]
-    if not any(before) and not _hub_reachable(huggingface_hub.constants.ENDPOINT):
-        for holder in holders:
-            holder.HF_HUB_OFFLINE = True
+
+    def switch(values: Sequence[bool]) -> None:
+        for holder, value in zip(holders, values, strict=True):
+            holder.HF_HUB_OFFLINE = value
+        huggingface_hub.utils.reset_sessions()  # the client keeps sessions, each as the switch stood when it was made
+
+    if any(before) or _hub_reachable(huggingface_hub.constants.ENDPOINT):
+        yield
+        return
+    switch([True, True])
     try:
         yield
     finally:
-        for holder, value in zip(holders, before, strict=True):
-            holder.HF_HUB_OFFLINE = value
+        switch(before)
 
 
 def _load_official(task: OfficialTask, split: str, skills: _Skills, need_qrels: bool) -> GradedTask:

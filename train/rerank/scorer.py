@@ -78,17 +78,10 @@ class Scorer:
             self._queries[text] = self.tokenizer(written, add_special_tokens=False, verbose=False)["input_ids"]
         return self._queries[text]
 
-    def _pair(self, text: str, row: int) -> tuple[list[int], list[int]]:
-        query, document = self._tokens(text), self.documents[row]
-        size = self.template.lengths(len(query), len(document))[0]
-        if self.causal and size < len(query):  # the prompt needs the end of the line
-            query = [*query[: size - 1], query[-1]]
-        return self.template.join(query, document)
-
     def _run(self, pairs: Sequence[tuple[str, int]]) -> Any:
         import torch
 
-        joined = [self._pair(text, row) for text, row in pairs]
+        joined = [self.template.join(self._tokens(text), self.documents[row]) for text, row in pairs]
         tensors = {
             name: torch.from_numpy(value).to(self.device)
             for name, value in padded(joined, int(self.tokenizer.pad_token_id or 0)).items()
