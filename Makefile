@@ -21,7 +21,7 @@ $(VENV)/.core: pyproject.toml $(PIN) | $(BIN)/python
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.core
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c $(PIN) -e '.[train,serve,scale,llm,flag,int8,dev]'
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c $(PIN) -e '.[train,serve,scale,llm,flag,int8,gpu,dev]'
 	touch $@
 
 setup: $(VENV)/.core

@@ -38,6 +38,7 @@ COST = {
     "serve": "no HTTP service",
     "scale": "no batch tagging of parquet or remote files, or over several machines",
     "llm": "no language model as judge or last stage",
+    "gpu": "no several GPUs, no language models in 4 bits",
     "flag": "no FlagEmbedding lanes and columns",
     "int8": "no cross-encoders in int8",
     "dev": "no tests and no lint",

@@ -50,9 +50,11 @@ def by_the_whole_model(network, tokenizer, query: str, document: str, instructio
     return float(logs[tokenizer.convert_tokens_to_ids("yes")] - logs[tokenizer.convert_tokens_to_ids("no")])
 
 
-def test_the_score_is_log_yes_minus_log_no_of_the_whole_model(model):
+@pytest.mark.parametrize("tied", [True, False], ids=["embeddings tied", "an output layer of its own"])
+def test_the_score_is_log_yes_minus_log_no_of_the_whole_model(tmp_path, tied):
     from transformers import AutoModelForCausalLM
 
+    model = write_qwen(tmp_path / "model", tied=tied)
     column = fitted(model, instruction="Does the sentence ask for the skill?", view="label_description")
     network = AutoModelForCausalLM.from_pretrained(model).eval()
     texts = view_texts(TAXONOMY, "label_description")
@@ -133,7 +135,7 @@ def test_in_4_bits_it_is_transformers_own_4_bit_model_and_an_adapter_stays_besid
     from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
     # The kernels take blocks of 64 weights, which every published model's layers are made of.
-    model = write_qwen(tmp_path / "wide", head=32, hidden_size=64, intermediate_size=128)
+    model = write_qwen(tmp_path / "wide", head=32, tied=False, hidden_size=64, intermediate_size=128)
     texts = view_texts(TAXONOMY, "label")
     column = fitted(model, precision="4bit", view="label")
     scores = column.score(QUERIES, POOL)

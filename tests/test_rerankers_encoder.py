@@ -61,10 +61,17 @@ def test_scores_are_those_of_sentence_transformers(models, name):
 
 def test_scores_are_those_of_flag_embedding(models):
     pytest.importorskip("FlagEmbedding", reason="needs the extra flag")
+    from sentence_transformers import CrossEncoder
+
     flag = FlagColumn("f", model=str(models["xlm-r"]), max_length=96, batch_size=5)
     flag.fit(TAXONOMY)
+    scores = flag.score(QUERIES, POOL)
     wanted = fitted(models["xlm-r"], max_length=96).score(QUERIES, POOL)
-    np.testing.assert_allclose(flag.score(QUERIES, POOL), wanted, rtol=0, atol=2e-5)
+    np.testing.assert_allclose(scores, wanted, rtol=0, atol=2e-5)
+    plain = CrossEncoder(str(models["xlm-r"]), max_length=96, device="cpu")
+    pairs = [(QUERIES[0], text) for text in view_texts(TAXONOMY, "label_description")]
+    theirs = plain.predict(pairs, activation_fn=torch.nn.Identity(), show_progress_bar=False)
+    np.testing.assert_allclose(scores[0], theirs, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", WRITERS)

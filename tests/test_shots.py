@@ -84,7 +84,7 @@ def test_examples_hold_judged_skills_of_several_grades(world, tmp_path):
     qrels = {}
     for task in range(2):
         folder = tmp_path / "data" / f"task{task}"
-        text = {json.loads(line)["_id"]: json.loads(line)["text"] for line in open(folder / "queries.jsonl")}
+        text = {row["_id"]: row["text"] for row in map(json.loads, (folder / "queries.jsonl").read_text().splitlines())}
         for line in (folder / "qrels.tsv").read_text().splitlines()[1:]:
             query, uri, grade = line.split("\t")
             qrels[text[query], int(uri[-3:])] = int(grade)

@@ -267,6 +267,21 @@ def test_memory_is_checked_before_anything_is_loaded(world, tmp_path, monkeypatc
     assert not list(plan.memory_faults(stages, stage_wise=False))
 
 
+def test_a_stage_wise_training_of_the_fusion_is_checked_as_well_but_for_its_bag(world, tmp_path, monkeypatch, capsys):
+    from train.fusion import main as train
+
+    world.path.write_text(world.path.read_text().replace("{order: dear}", "{checkpoint: never-trained}"))
+    given = ["--config", str(world.path), "--data", str(write_tasks(tmp_path / "d")), "--stage-wise", "--rounds", "2",
+             "--members", "1", "--repetitions", "1", "--negatives", "none"]  # fmt: skip
+    monkeypatch.setattr(plan, "free_memory", lambda: 20 * 10**9)
+    assert run(train, given) == ResourceError.exit_code
+    assert "lane letters 28" in capsys.readouterr().err
+    assert not Letters.asked
+    monkeypatch.setattr(plan, "free_memory", lambda: 10**12)
+    assert run(train, given) == 0
+    assert "memory, one stage at a time" in capsys.readouterr().err
+
+
 def test_a_gpu_needs_room_for_all_and_main_memory_for_the_largest(world, monkeypatch):
     stages = plan.make_plan(world.config, world.taxonomy, ["weld"])
     monkeypatch.setattr(plan, "free_gpu_memory", lambda: 40 * 10**9)

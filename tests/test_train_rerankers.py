@@ -490,7 +490,8 @@ def test_a_judges_grades_are_distilled_into_a_column_of_a_config(bert, tmp_path,
         given = ["--queries", texts, "--out", labels, "--system", config, "--lane", "tfidf", "--depth", "60"]
         assert judge([str(value) for value in (*given, "--url", server.url, "--model", "teacher")]) == 0
     given = ["--config", config, "--model", bert, "--data", tmp_path / "data", "--helpers", labels, "--out", student,
-             "--view", "label", "--max-length", "40", "--depth", "60", "--passes", "40", "--rate", "0.003", "--json"]  # fmt: skip
+             "--view", "label", "--max-length", "40", "--depth", "60", "--passes", "40", "--rate", "0.003",
+             "--json"]  # fmt: skip
     capsys.readouterr()
     assert main([str(value) for value in given]) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["counts"]["queries"] == 6 + 5

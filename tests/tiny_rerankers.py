@@ -92,9 +92,10 @@ def write_deberta(folder: Path, *, seed: int = 0, positions: int = 96) -> Path:
 
 
 def write_qwen(
-    folder: Path, *, seed: int = 0, answers: tuple[str, ...] = ("yes", "no"), head: int = 16, **sizes: int
+    folder: Path, *, seed: int = 0, answers: tuple[str, ...] = ("yes", "no"), head: int = 16,
+    tied: bool = True, **sizes: int,
 ) -> Path:
-    """Write a Qwen3 with tied embeddings; `answers` are the words its vocabulary holds as one token."""
+    """Write a Qwen3; `answers` are the words its vocabulary holds as one token."""
     torch.manual_seed(seed)
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary, merges = {letter: i for i, letter in enumerate(alphabet)}, []
@@ -111,7 +112,7 @@ def write_qwen(
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
     tokenizer.add_tokens(["<think>", "</think>"])
     config = hf.Qwen3Config(
-        **{**SIZES, **sizes}, vocab_size=len(tokenizer) + 5, num_key_value_heads=1, head_dim=head,
-        max_position_embeddings=2048, tie_word_embeddings=True,
+        **{**SIZES, "tie_word_embeddings": tied, **sizes}, vocab_size=len(tokenizer) + 5, num_key_value_heads=1,
+        head_dim=head, max_position_embeddings=2048,
     )
     return _save(hf.Qwen3ForCausalLM(config), tokenizer, folder, 0.2)

@@ -1,8 +1,8 @@
 """Draw few-shot examples for a hosted reranker from graded queries, and score every query without its own fold.
 
 A fusion must not learn from what a model says of a query whose grades it was shown. So each fold gets examples of its
-own, drawn from the other folds, and the scores that `train.fusion` takes by `--oof` are made with these. The examples in
-`shots.jsonl` are drawn from all queries and are for serving.
+own, drawn from the other folds, and the scores that `train.fusion` takes by `--oof` are made with these. The examples
+in `shots.jsonl` are drawn from all queries and are for serving.
 
 `python -m train.shots --config my_llm.yaml --column order --data DIR --oof build/order.npy --out build/shots`
 """
@@ -66,8 +66,9 @@ def draw(
     found = []
     for row in np.random.default_rng(seed).permutation(usable)[:texts]:
         place = {int(skill): at for at, skill in enumerate(pool[row])}
-        chosen = sorted(map(int, lists.draw(row, skills, [seed])[0]), key=lambda skill: (place.get(skill, 2**31), skill))
-        pairs = [{"label": shown[skill], "grade": int(graded.grades[row, skill])} for skill in chosen]
+        drawn = sorted(lists.draw(row, skills, [seed])[0].tolist())
+        drawn.sort(key=lambda skill, place=place: place.get(skill, len(shown)))
+        pairs = [{"label": shown[skill], "grade": int(graded.grades[row, skill])} for skill in drawn]
         found.append({"text": graded.texts[row], "skills": pairs})
     return found
 
@@ -103,7 +104,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     made = parser(
         "train.shots",
         "Draw few-shot examples for a hosted reranker from graded queries, and score each query without its own fold.",
-        "python -m train.shots --config my_llm.yaml --column order --data graded --oof build/order.npy --out build/shots",
+        "python -m train.shots --config my_llm.yaml --column order --data DIR --oof build/order.npy --out build/shots",
     )
     made.add_argument("--config", required=True, help="system that has the column")
     made.add_argument("--column", required=True, help="name of a column of family llm")

@@ -431,6 +431,7 @@ def _hub_mode() -> Iterator[None]:
     try:
         import datasets
         import huggingface_hub
+        from huggingface_hub.utils._http import reset_sessions
     except ImportError as error:
         raise missing_extra(error.name or "datasets", "train") from error
     holders: tuple[Any, ...] = (datasets.config, huggingface_hub.constants)
@@ -439,7 +440,7 @@ def _hub_mode() -> Iterator[None]:
     def switch(values: Sequence[bool]) -> None:
         for holder, value in zip(holders, values, strict=True):
             holder.HF_HUB_OFFLINE = value
-        huggingface_hub.utils.reset_sessions()  # the client keeps sessions, each as the switch stood when it was made
+        reset_sessions()  # the client keeps sessions, each as the switch stood when it was made
 
     if any(before) or _hub_reachable(huggingface_hub.constants.ENDPOINT):
         yield
