@@ -65,10 +65,9 @@ def draw(
         raise ArgumentError("no query has judged skills of different grades to show; give more graded queries")
     found = []
     for row in np.random.default_rng(seed).permutation(usable)[:texts]:
-        place = {int(skill): at for at, skill in enumerate(pool[row])}
-        drawn = sorted(lists.draw(row, skills, [seed])[0].tolist())
-        drawn.sort(key=lambda skill, place=place: place.get(skill, len(shown)))
-        pairs = [{"label": shown[skill], "grade": int(graded.grades[row, skill])} for skill in drawn]
+        drawn = lists.draw(row, skills, [seed])[0]
+        ordered = [*pool[row][np.isin(pool[row], drawn)], *np.setdiff1d(drawn, pool[row])]
+        pairs = [{"label": shown[skill], "grade": int(graded.grades[row, skill])} for skill in ordered]
         found.append({"text": graded.texts[row], "skills": pairs})
     return found
 
