@@ -23,13 +23,14 @@ pytest.importorskip("peft")
 torch = pytest.importorskip("torch")
 
 from tiny_bert import write_tiny_bert  # noqa: E402
-from tiny_field import write_jobbert, write_mpnet  # noqa: E402
+from tiny_field import write_jobbert, write_m3, write_mpnet, write_qwen_embedding  # noqa: E402
 from tiny_rerankers import write_deberta, write_qwen, write_xlmr  # noqa: E402
 
 from fusion.features import load_statics  # noqa: E402
 from ranker import submit  # noqa: E402
 from ranker.core.sources import load_taxonomy  # noqa: E402
 from train.fusion import main as train  # noqa: E402
+from train.labels.standin import Reply, StandIn  # noqa: E402
 
 LABELS = (
     "weld steel frames", "weld copper pipes", "paint stone walls", "paint ship hulls", "repair car engines",
@@ -153,3 +154,42 @@ def test_killed_in_the_middle_and_resumed_it_writes_the_bytes_of_the_undisturbed
     scores = tasks["task"]["en"]["scores"]
     assert [len(row) for row in scores.values()] == [len(LABELS)] * 2
     assert next(iter(scores["q0"])) == submit.short_id(uri(0)), "the query is the skill's name: override"
+
+
+OTHERS = {
+    "hybrid": {
+        "Qwen/Qwen3-Embedding-8B": write_qwen_embedding,
+        "BAAI/bge-m3": write_m3,
+        "Qwen/Qwen3-Reranker-0.6B": write_qwen,
+        "Qwen/Qwen3-Reranker-8B": lambda folder: write_qwen(folder, seed=1, tied=False),
+    },
+    "llm": {},
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_the_other_families_run_from_their_configs(name, tmp_path, monkeypatch):
+    pytest.importorskip("httpx", reason="needs the extra llm")
+    monkeypatch.setenv("RANKER_CACHE", str(tmp_path / "cache"))
+    write_taxonomy(tmp_path / "esco")
+    data = write_queries(tmp_path / "asked", ["* weld steel frames", "We repair engines; you plan the work"])
+    text = (CONFIG_DIR / f"{name}.yaml").read_text(encoding="utf-8")
+    for number, (model, write) in enumerate(OTHERS[name].items()):
+        write(tmp_path / f"model{number}")
+        assert f"model: {model}" in text
+        text = text.replace(f"model: {model}", f"model: {tmp_path}/model{number}")
+
+    async def script(body):  # the last first
+        shown = body["messages"][-1]["content"].count("\n")
+        return Reply(" > ".join(map(str, range(shown, 0, -1))))
+
+    with StandIn(script) as server:
+        text = text.replace("https://api.openai.com/v1", server.url)
+        (tmp_path / "config.yaml").write_text(f"{text}taxonomy: {{source: official, path: {tmp_path}/esco}}\n")
+        given = ["--config", str(tmp_path / "config.yaml"), "--data", str(data), "--top-k", "12", "--device", "cpu"]
+        files = [tmp_path / "plain.zip", tmp_path / "staged.zip"]
+        assert run(submit.main, [*given, "--out", str(files[0])]) == 0
+        assert run(submit.main, [*given, "--stage-wise", "--out", str(files[1])]) == 0
+    assert files[0].read_bytes() == files[1].read_bytes()
+    assert submit.validate(files[0])[0] == []
+    assert len(server.requests) == (3 if name == "llm" else 0), "one to see whether it answers, one a query"
