@@ -13,6 +13,7 @@ from ranker.core.config import SystemConfig, load_config
 from ranker.core.errors import ArgumentError, ResourceError, missing_extra
 
 DATA = Path(__file__).parent / "data"
+OFFSETS = tuple((side * 6, up, "right" if side < 0 else "left") for up in (-3, 8, -14, 19, -25) for side in (1, -1))
 BUDGET = 109_500_000  # parameters of the two trained baselines, CurriculumMatch and ConTeXT-match
 
 
@@ -138,23 +139,45 @@ def plot(found: Mapping[str, Any], target: Path) -> None:
         raise ArgumentError(f"--plot {target}: unknown ending; allowed: {', '.join(sorted(endings))}")
     for system in found["field"]:
         ours = system["name"] == found["config"]
-        # A system without parameters has no place on a logarithmic axis; it is drawn at its left end.
-        at = max(system["size"], 0.005)
-        axes.scatter(at, system["score"], color="tab:red" if ours else "tab:blue", zorder=3)
-        axes.annotate(
-            f"{system['name']}{'+' if system['at_least'] else ''}",
-            (at, system["score"]),
-            xytext=(5, 4),
-            textcoords="offset points",
-            fontsize=8,
-            fontweight="bold" if ours else "normal",
-        )
+        axes.scatter(_place(system), system["score"], color="tab:red" if ours else "tab:blue", zorder=3)
     axes.axvline(BUDGET / 1e9, color="grey", linestyle=":", linewidth=1)
     axes.set(xscale="log", xlabel="billion parameters", ylabel="nDCG@100 (macro, challenge test)")
     axes.grid(alpha=0.3)
+    _label(figure, axes, found)
     with atomic_path(target) as path:
         figure.savefig(path, dpi=150, format=target.suffix.lstrip("."))
     plt.close(figure)
+
+
+def _place(system: Mapping[str, Any]) -> float:
+    """Return where a system is drawn: one without parameters has no place on a logarithmic axis, but at its end."""
+    return max(float(system["size"]), 0.005)
+
+
+def _label(figure: Any, axes: Any, found: Mapping[str, Any]) -> None:
+    """Write every system's name beside its point, where it covers no other name and no point."""
+    figure.draw_without_rendering()  # fixes where things are
+    points = axes.transData.transform([(_place(system), system["score"]) for system in found["field"]])
+    taken: list[Any] = []
+    for system in found["field"]:
+        for dx, dy, side in OFFSETS:
+            text = axes.annotate(
+                f"{system['name']}{'+' if system['at_least'] else ''}",
+                (_place(system), system["score"]),
+                xytext=(dx, dy),
+                textcoords="offset points",
+                ha=side,
+                fontsize=8,
+                fontweight="bold" if system["name"] == found["config"] else "normal",
+            )
+            box = text.get_window_extent()
+            free = axes.bbox.x0 <= box.x0 and box.x1 <= axes.bbox.x1 and not box.count_contains(points)
+            if free and not any(map(box.overlaps, taken)):
+                break
+            text.remove()
+        else:
+            axes.add_artist(text)  # nowhere free: the last place
+        taken.append(box)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -72,6 +72,20 @@ def test_a_system_of_hub_models_has_a_size_without_the_hub(name, billions):
     assert sum(size.backbones(load_config(name)).values()) / 1e9 == pytest.approx(billions, rel=0.01)
 
 
+def test_names_in_the_plot_cover_no_other_name(tmp_path):
+    pytest.importorskip("matplotlib")
+    from matplotlib import pyplot as plt
+
+    axes = plt.subplots(figsize=(8, 5))[1]
+    found = size.report("ours", {"a": 22_700_000}, 0.7)
+    axes.set(xscale="log", xlim=(0.003, 400), ylim=(0.2, 0.9))
+    size._label(axes.figure, axes, found)
+    boxes = [text.get_window_extent() for text in axes.texts]
+    assert len(boxes) == len(found["field"])
+    assert not any(one.overlaps(other) for i, one in enumerate(boxes) for other in boxes[:i])
+    plt.close(axes.figure)
+
+
 def test_plot(tmp_path):
     pytest.importorskip("matplotlib")
     found = size.report("ours", {"a": 22_700_000}, 0.7)
