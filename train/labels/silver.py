@@ -1,4 +1,4 @@
-"""The silver labels: 811 texts about work over many sectors, graded by a language model that read every pair.
+"""The silver labels: 2,696 texts about work over many sectors, graded by a language model that read every pair.
 
 They only ever train: no figure is measured on them. Texts are our own, or alternative labels of ESCO; where a text is a
 sentence of a public data set, the file holds its id there, and the text is looked up in a folder of sentences.
@@ -9,6 +9,7 @@ sentence of a public data set, the file holds its id there, and the text is look
 from __future__ import annotations
 
 import argparse
+import csv
 import gzip
 import json
 from collections.abc import Sequence
@@ -18,12 +19,13 @@ from pathlib import Path
 from ranker.core.artifacts import atomic_path
 from ranker.core.cli import parser, run, say
 from ranker.core.errors import ResourceError
+from ranker.core.wheels import LABELS
 
 URI = "http://data.europa.eu/esco/skill/"
 
 
-def _read(name: str) -> list[str]:
-    data = (files("train.labels") / "data" / name).read_bytes()
+def _read(name: str, package: str = "train.labels") -> list[str]:
+    data = (files(package) / "data" / name).read_bytes()
     return gzip.decompress(data).decode().splitlines()
 
 
@@ -66,14 +68,14 @@ def write_silver(out: Path, sentences: Path | None = None) -> tuple[int, int]:
             texts[row["_id"]] = text
         else:
             left_out += 1
-    header, *qrels = _read("silver_qrels.tsv.gz")
-    kept = [line.split("\t") for line in qrels]
+    skills = [row["uuid"] for row in csv.DictReader(_read(LABELS, "ranker.core"))]
+    kept = [line.split("\t") for line in _read("silver_qrels.tsv.gz")[1:]]  # a skill is its row among the labels
     with atomic_path(out / "queries.jsonl") as path:
         lines = (json.dumps({"_id": key, "text": text}, ensure_ascii=False) for key, text in texts.items())
         path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     with atomic_path(out / "qrels.tsv") as path:
-        rows = (f"{query}\t{URI}{skill}\t{grade}" for query, skill, grade in kept if query in texts)
-        path.write_text("\n".join([header, *rows]) + "\n", encoding="utf-8")
+        rows = (f"{query}\t{URI}{skills[int(row)]}\t{grade}" for query, row, grade in kept if query in texts)
+        path.write_text("\n".join(["query-id\tcorpus-id\tscore", *rows]) + "\n", encoding="utf-8")
     return len(texts), left_out
 
 
