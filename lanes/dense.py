@@ -10,6 +10,7 @@ import numpy as np
 
 from lanes.encoder import PRECISIONS, EncoderPool, unit
 from lanes.threads import one_blas_thread
+from lanes.tiles import Tiles
 from lanes.views import check, check_number, unfitted, view_texts
 from ranker.core.taxonomy import Taxonomy
 from ranker.core.types import Float32
@@ -80,15 +81,21 @@ class DenseLane:
         self._query_prompt = query_prompt
         self._document_prompt = document_prompt
         self._max_length = max_length
-        self._vectors: Float32 | None = None
+        self._tiles: Tiles | None = None
         self._starts: np.ndarray | None = None
 
     @property
     def vectors(self) -> Float32:
         """Return float32[n_skills, width], rows of length 1; for "alt_max" the labels' own."""
-        if self._vectors is None:
+        tiles = self.tiles
+        return tiles.matrix() if self._starts is None else tiles.take(self._starts)
+
+    @property
+    def tiles(self) -> Tiles:
+        """Return the embeddings as they are multiplied; for "alt_max" one row for each name."""
+        if self._tiles is None:
             raise unfitted(self.name)
-        return self._vectors if self._starts is None else self._vectors[self._starts]
+        return self._tiles
 
     def key(self, taxonomy: Taxonomy) -> dict[str, Any]:
         """Return everything the embeddings depend on."""
@@ -118,7 +125,7 @@ class DenseLane:
 
         reduce = mean if self._view == "alt_mean" else None
         self._starts = starts if self._view == "alt_max" else None
-        self._vectors = self.encoder.documents(
+        vectors = self.encoder.documents(
             texts,
             key=self.key(taxonomy),
             max_length=self._max_length,
@@ -126,17 +133,17 @@ class DenseLane:
             branch=self._document_branch,
             exact=self._stored == "float32",
         )
+        self._tiles = Tiles(vectors)
 
     def score(self, queries: Sequence[str]) -> Float32:
         """Return float32[n_queries, n_skills]: cosines. One matrix-vector product per query, whatever the batch."""
-        if self._vectors is None:
-            raise unfitted(self.name)
-        skills = len(self._vectors) if self._starts is None else len(self._starts)
+        tiles = self.tiles
+        skills = len(tiles) if self._starts is None else len(self._starts)
         result = np.empty((len(queries), skills), dtype=np.float32)
         for row, query in enumerate(queries):
             text = self._query_prompt + query
             vector = self.encoder.query(text, max_length=self._max_length, branch=self._query_branch)
-            cosines = self._vectors @ vector
+            cosines = tiles.dot(vector[None])[0]
             result[row] = cosines if self._starts is None else np.maximum.reduceat(cosines, self._starts)
         return result
 

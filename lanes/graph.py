@@ -259,13 +259,13 @@ class FeedbackLane(Derived):
 
     def fit(self, taxonomy: Taxonomy) -> None:
         """Take over the base lane's embeddings; it is fitted before."""
-        self._vectors = self._dense.vectors
+        self._tiles = self._dense.tiles
 
     def _row(self, scores: Float32) -> Float32:
         z = zscore(scores[None])[0]
         best = top_rows(z[None], self._top)[0]
         weights = np.exp(self._sharpness * (z[best] - z[best[0]]))
-        centre = (weights / weights.sum()) @ self._vectors[best]
+        centre = (weights / weights.sum()) @ self._tiles.take(best)
         centre = (centre / max(float(np.linalg.norm(centre)), 1e-12)).astype(np.float32)
-        cosines: Float32 = self._vectors @ centre
+        cosines: Float32 = self._tiles.dot(centre[None])[0]
         return cosines

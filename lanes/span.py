@@ -12,7 +12,7 @@ import numpy as np
 
 from lanes.dense import DenseLane
 from lanes.encoder import EncoderPool, unit
-from lanes.views import check_number, unfitted
+from lanes.views import check_number
 from ranker.core.types import Float32
 
 
@@ -86,16 +86,14 @@ class SpanLane(DenseLane):
 
     def score(self, queries: Sequence[str]) -> Float32:
         """Return float32[n_queries, n_skills]: cosines."""
-        if self._vectors is None:
-            raise unfitted(self.name)
-        vectors = self.vectors
-        result = np.empty((len(queries), len(vectors)), dtype=np.float32)
+        tiles = self.tiles
+        result = np.empty((len(queries), len(tiles)), dtype=np.float32)
         for row, query in enumerate(queries):
             states = self.encoder.query_tokens(query, max_length=self._max_length)
             parts = windows(states, self._size, self._limit) / self._temperature
-            scaled = vectors @ np.ascontiguousarray(parts.T)
+            scaled = tiles.dot(parts)
             # A cosine is at most 1, and from the least temperature on exp((c - 1) / t) neither over- nor underflows.
             scaled -= 1 / self._temperature
             weights = np.full(len(parts), 1 / len(parts), dtype=np.float32)
-            result[row] = 1 + self._temperature * np.log(np.exp(scaled, out=scaled) @ weights)
+            result[row] = 1 + self._temperature * np.log(weights @ np.exp(scaled, out=scaled))
         return result

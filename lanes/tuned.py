@@ -23,6 +23,7 @@ from lanes import bert
 from lanes.dense import DenseLane
 from lanes.encoder import EncoderPool, NumpyBackend, unit
 from lanes.graph import neighbours, parents
+from lanes.tiles import Tiles
 from lanes.views import unfitted
 from ranker.core.artifacts import cached_array, sha256_file
 from ranker.core.config import CONFIG_DIR
@@ -183,7 +184,7 @@ class TunedLane:
         self._weights = sha256_file(folder / "tower.safetensors")
         self._encoders = encoders
         self.encoder = encoders.get(self.tower.model)
-        self._skills: Float32 | None = None
+        self._skills: Tiles | None = None
         self._bert: bert.Bert | None = None
 
     def fit(self, taxonomy: Taxonomy) -> None:
@@ -196,7 +197,7 @@ class TunedLane:
             return np.concatenate([views @ tower.heads.T, (views @ tower.bias)[:, None]], axis=1).astype(np.float16)
 
         key = {"tower": self._weights, "encoder": self.encoder.revision, "fingerprint": taxonomy.fingerprint}
-        self._skills = cached_array("tuned", key, summed).astype(np.float32)
+        self._skills = Tiles(cached_array("tuned", key, summed))
 
     def embed(self, query: str) -> Float32:
         """Return float32[width], length 1: the tuned embedding of a query."""
@@ -216,7 +217,7 @@ class TunedLane:
             raise unfitted(self.name)
         result = np.empty((len(queries), len(self._skills)), dtype=np.float32)
         for row, query in enumerate(queries):
-            result[row] = self._skills @ np.append(self.embed(query), np.float32(1))
+            result[row] = self._skills.dot(np.append(self.embed(query), np.float32(1))[None])[0]
         return result * np.float32(self.tower.scale)
 
     def backbones(self) -> Mapping[str, int]:

@@ -14,6 +14,7 @@ from lanes.context import ContextLane
 from lanes.dense import DenseLane
 from lanes.encoder import Encoder, EncoderPool, unit
 from lanes.span import SpanLane, windows
+from lanes.tiles import Tiles
 from lanes.views import view_texts
 from ranker.core.models import resolve_model
 
@@ -152,3 +153,16 @@ def test_encoders_that_share_layers_run_them_once_and_alike(tmp_path: Path) -> N
             np.testing.assert_array_equal(got["plain"], want_plain)
             np.testing.assert_array_equal(got["branch"], want_branch)
     assert np.abs(plain[0] - branched[0]).max() > 1e-3
+
+
+@pytest.mark.parametrize("rows", [1, 31, 32, 33, 100])
+def test_tiles_multiply_like_the_matrix_and_give_it_back(rows: int) -> None:
+    rng = np.random.default_rng(rows)
+    matrix = rng.standard_normal((rows, 700), dtype=np.float32)
+    tiles = Tiles(matrix)
+    for m in (1, 2, 44, 45, 100):  # 44 vectors of 700 are the most that one product takes
+        vectors = rng.standard_normal((m, 700), dtype=np.float32)
+        np.testing.assert_allclose(tiles.dot(vectors), vectors @ matrix.T, atol=1e-3)
+    np.testing.assert_array_equal(tiles.matrix(), matrix)
+    np.testing.assert_array_equal(tiles.take(np.array([rows - 1, 0])), matrix[[rows - 1, 0]])
+    assert len(tiles) == rows
