@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import subprocess
 import sys
 import tempfile
@@ -87,18 +88,21 @@ def peak_megabytes() -> float:
 
 
 def variant(query: str, number: int) -> str:
-    """Return the query with its first letters' case spelling a number in binary.
+    """Return the query with its words shuffled by a number, and its first letters' case spelling it in binary.
 
-    Systems remember the texts that they have seen. A new spelling of the same words costs a case-blind model what a new
-    text costs, and is the same work for every system.
+    Systems remember the texts that they have seen, and a case-blind model the tokens. The same words in another order
+    and spelling cost what a new text costs, and are the same work for every system.
 
     Examples
     --------
     >>> variant("weld aluminium", 0), variant("weld aluminium", 5)
     ('weld aluminium', 'WeLd aluminium')
     """
-    letters = [at for at, character in enumerate(query) if character.isascii() and character.isalpha()]
-    characters = list(query)
+    words = query.split()
+    if number:
+        random.Random(number).shuffle(words)
+    characters = list(" ".join(words))
+    letters = [at for at, character in enumerate(characters) if character.isascii() and character.isalpha()]
     for bit, at in enumerate(letters):
         if number >> bit & 1:
             characters[at] = characters[at].swapcase()
@@ -253,7 +257,8 @@ def cold_start(config: str, texts: Sequence[str]) -> tuple[float, float]:
         child.stdin.flush()
         child.stdout.readline()
         seconds = time.perf_counter() - start
-        rest, _ = child.communicate()
+        rest = child.stdout.read()  # communicate would lose what the line above has read ahead
+        child.wait()
         said.seek(0)
         if child.returncode:
             raise RankerError(f"the cold start of {config} failed: {said.read().strip()[-500:]}")
