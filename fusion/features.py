@@ -20,6 +20,7 @@ from fusion.padded import Padded
 from fusion.prior import SkillPrior
 from ranker.core.artifacts import cache_dir, write_json
 from ranker.core.errors import ArgumentError, InputError
+from ranker.core.order import zscore
 from ranker.core.taxonomy import Taxonomy
 from ranker.core.text import normalise, tokens
 from ranker.core.types import Float32, Int32
@@ -353,18 +354,10 @@ class _Query:
 Columns = list[tuple[str, Float32]]
 
 
-def standardise(values: Float32, at: Float32) -> Float32:
-    """Return (at - mean) / standard deviation of `values`, along the last axis; zeros where the deviation is zero."""
-    mean = values.mean(axis=-1, keepdims=True, dtype=np.float64).astype(np.float32)
-    centred = values - mean
-    # In single precision, but NumPy adds pairwise: good to six digits. A constant row gives exact zeros.
-    deviation = np.sqrt(np.square(centred, out=centred).mean(axis=-1, keepdims=True))
-    return np.asarray((at - mean) / np.where(deviation > 0, deviation, np.inf), dtype=np.float32)
-
-
 def count_above(values: Float32, at: Float32) -> Float32:
     """Return, for each of `at`, how many of `values` are strictly greater: the rank from 0, ties sharing the best."""
-    return (len(values) - np.searchsorted(np.sort(values), at, side="right")).astype(np.float32)
+    above = np.sort(values.take(np.flatnonzero(values > at.min())))  # what no place can depend on is not sorted
+    return (len(above) - np.searchsorted(above, at, side="right")).astype(np.float32)
 
 
 def build_features(
@@ -429,14 +422,14 @@ def _prepare(inputs: PoolInputs, i: int, statics: Statics) -> _Query:
     base = np.ascontiguousarray(inputs.base[i], dtype=np.float32)
     at = lanes.take(pool, axis=1)
     rank = np.stack([count_above(lane, here) for lane, here in zip(lanes, at, strict=True)])
-    base_z = standardise(base, base)
+    base_z = zscore(base)
     return _Query(
         text=inputs.queries[i],
         pool=pool,
         lanes=tuple(inputs.lanes),
         columns={name: column[i] for name, column in inputs.columns.items()},
         score=at,
-        z=standardise(lanes, at),
+        z=zscore(lanes, at),
         rank=rank,
         log_rank=np.log1p(rank),
         base=base_z,
@@ -460,7 +453,7 @@ def _columns(query: _Query) -> Columns:
         there = np.isfinite(column)
         if there.any():
             seen = column[there].astype(np.float32)
-            z[there] = standardise(seen, seen)
+            z[there] = zscore(seen)
             rank[there] = np.log1p(count_above(seen, seen))
         made += [(f"column.{name}.raw", column.astype(np.float32)), (f"column.{name}.z", z),
                  (f"column.{name}.log_rank", rank)]

@@ -176,7 +176,7 @@ class Forest:
             part = values[member * self._bytes : (member + 1) * self._bytes]
             table = (part[:, :, None] + table[:, None, :]).reshape(self._bytes, -1)
         self._table = np.ascontiguousarray(table)
-        self._offset = np.arange(0, self._table.size, self._table.shape[1])[:, None]
+        self._offset = np.arange(0, self._table.size, self._table.shape[1], dtype=np.int32)[:, None]
         number = self._ask(rankers)
         self._lay_out(rankers, leaves, place, number, values.shape)
 
@@ -246,15 +246,13 @@ class Forest:
         values = np.zeros((self.n_features, width), np.float32)
         values[:, : len(rows)] = rows.T
         holes = set(np.flatnonzero(np.isnan(values).any(axis=1)).tolist())
-        answers = np.empty((max((b - a for _, a, b in self._spans), default=0), width), dtype=bool)
-        packed = np.empty((len(self._threshold), width // 8), np.uint8)
+        answers = np.empty((len(self._threshold), width), dtype=bool)
         for feature, first, stop in self._spans:
-            answer = answers[: stop - first]
+            answer = answers[first:stop]
             np.greater(values[feature], self._threshold[first:stop], out=answer)
             if feature in holes:
                 answer[np.ix_(self._nan_right[first:stop], np.isnan(values[feature]))] = True
-            packed[first:stop] = np.packbits(answer, axis=1, bitorder="little")
-        return packed.view(np.uint64)
+        return np.packbits(answers.ravel(), bitorder="little").view(np.uint64).reshape(-1, width // WORD)
 
     def _reached(self, answers: Words) -> Words:
         """Follow the answers from the roots: bits[n_codes, n_trees, n_words], 1 where the row ends in that leaf."""

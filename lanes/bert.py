@@ -22,7 +22,7 @@ Linear: TypeAlias = tuple[Tiles, Float32]
 Norm: TypeAlias = tuple[Float32, Float32]
 Layer: TypeAlias = tuple[Linear, Linear, Norm, Linear, Linear, Norm]
 
-# Abramowitz and Stegun, Handbook of Mathematical Functions, 7.1.26: |error| of erf <= 1.5e-7; here of x / sqrt 2, halved.
+# Abramowitz and Stegun, Handbook of Mathematical Functions, 7.1.26: |error| of erf <= 1.5e-7; of x / sqrt 2, halved.
 _ERF_P = np.float32(0.3275911 * 0.5**0.5)
 _ERF = tuple(np.float32(a / 2) for a in (1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592))
 

@@ -134,7 +134,7 @@ class GroupLane(Derived):
     def _row(self, scores: Float32) -> Float32:
         if self._gather.shape[0] == 0:
             return np.zeros_like(scores)
-        mass = np.exp(np.minimum(self._beta * zscore(scores[None])[0], np.float32(60)))
+        mass = np.exp(np.minimum(self._beta * zscore(scores), np.float32(60)))
         strength = np.log((self._gather @ mass + self._prior) / self._sizes) / self._beta
         result: Float32 = self._spread @ strength
         # Skills without a group get what a skill has on average: no evidence in either direction.
@@ -262,7 +262,7 @@ class FeedbackLane(Derived):
         self._tiles = self._dense.tiles
 
     def _row(self, scores: Float32) -> Float32:
-        z = zscore(scores[None])[0]
+        z = zscore(scores)
         best = top_rows(z[None], self._top)[0]
         weights = np.exp(self._sharpness * (z[best] - z[best[0]]))
         centre = (weights / weights.sum()) @ self._tiles.take(best)

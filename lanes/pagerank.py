@@ -158,7 +158,7 @@ class PageRankLane(Derived):
     def _row(self, scores: Float32) -> Float32:
         if self._walk is None:
             raise unfitted(self.name)
-        z = zscore(scores[None])[0].astype(np.float64)
+        z = zscore(scores).astype(np.float64)
         seeds = top_rows(scores[None], self._top)[0]
         start = np.zeros(self._walk.shape[0])
         start[seeds] = np.exp(self._sharpness * (z[seeds] - z[seeds[0]]))

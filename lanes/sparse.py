@@ -53,14 +53,9 @@ class Index:
 
         Sums run in float64, in the order of `terms`, so that a row depends on nothing else.
         """
-        total = np.zeros(self.weights.shape[1])
-        data, indices, ends = self.weights.data, self.weights.indices, self.weights.indptr
-        if len(terms) == 0:
-            return total.astype(np.float32)
-        slices = [slice(ends[row], ends[row + 1]) for row in terms]
-        skills = np.concatenate([indices[s] for s in slices])
-        values = np.concatenate([weight * data[s] for s, weight in zip(slices, terms.values(), strict=True)])
-        return np.bincount(skills, values, minlength=len(total)).astype(np.float32)
+        rows = np.fromiter(terms, np.intp, len(terms))
+        weights = np.fromiter(terms.values(), np.float64, len(terms))
+        return np.asarray(self.weights[rows].T @ weights, dtype=np.float32)
 
     def count(self, terms: Iterable[str]) -> dict[int, float]:
         """Return how often each known term stands in a query, by row, in the order of first sight."""
@@ -98,5 +93,4 @@ def cached_index(key: dict[str, Any], build: Callable[[], tuple[sparse.csr_array
     arrays = [np.asarray(part(name)) for name in ("data", "indices", "indptr", "shape", "terms", "idf")]
     matrix = sparse.csr_array((arrays[0], arrays[1], arrays[2]), shape=tuple(int(n) for n in arrays[3]))
     terms = json.loads(arrays[4].tobytes())
-    matrix.indices = matrix.indices.astype(np.intp)  # what bincount takes without a copy
     return Index({term: row for row, term in enumerate(terms)}, matrix, arrays[5])

@@ -166,10 +166,10 @@ class Pipeline:
 
     def base(self, lane_scores: Mapping[str, Float32]) -> Float32:
         """Return the weighted sum of per-query z-scores, float32[n_queries, n_skills]."""
-        parts = [np.float32(weight) * zscore(lane_scores[name]) for name, weight in self.config.pool.weights.items()]
-        total: Float32 = parts[0]
-        for part in parts[1:]:
-            total = total + part
+        weights = self.config.pool.weights
+        total = np.zeros_like(lane_scores[next(iter(weights))])
+        for name, weight in weights.items():
+            total += np.float32(weight) * zscore(lane_scores[name])
         return total
 
     def lane(self, name: str) -> Lane:
@@ -477,7 +477,7 @@ class SkillRanker:
             inputs = self.pipeline.inputs(queries)
             scored = self.pipeline.fuse(inputs, inputs.pool.shape[1])
         lanes = {
-            name: {"score": float(scores[0, row]), "z": float(zscore(scores)[0, row]), "rank": _place(scores[0], row)}
+            name: {"score": float(scores[0, row]), "z": float(zscore(scores[0])[row]), "rank": _place(scores[0], row)}
             for name, scores in inputs.lanes.items()
         }
         matched = matched_name(spaced(queries[0]), (label, *self.taxonomy.alt_labels[row]))
@@ -523,13 +523,15 @@ class SkillRanker:
 
     def _records(self, chunk: Scored, j: int, min_probability: float | None) -> Iterator[RankedSkill]:
         inputs = chunk.inputs
-        z = {name: zscore(scores[j : j + 1])[0] for name, scores in inputs.lanes.items()}
+        found = chunk.rows[j]
+        z = np.stack([zscore(scores[j], scores[j, found]) for scores in inputs.lanes.values()], axis=1)
+        lanes = np.round(z.astype(np.float64), 2).tolist()
         words = spaced(inputs.queries[j])
-        for rank, row in enumerate(map(int, chunk.rows[j])):
+        for rank, row in enumerate(map(int, found)):
             probability = None if chunk.probabilities is None else float(chunk.probabilities[j, rank])
             if min_probability is not None and probability is not None and probability < min_probability:
                 continue
-            evidence: dict[str, Any] = {"lanes": {name: round(float(values[row]), 2) for name, values in z.items()}}
+            evidence: dict[str, Any] = {"lanes": dict(zip(inputs.lanes, lanes[rank], strict=True))}
             for name, values in inputs.columns.items():
                 value = float(values[j, chunk.positions[j, rank]])
                 if np.isfinite(value):

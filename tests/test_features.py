@@ -14,12 +14,12 @@ from fusion.features import (
     feedback_groups,
     group_levels,
     load_statics,
-    standardise,
     stem,
 )
 from fusion.padded import Padded
 from fusion.prior import SkillPrior
 from ranker.core.errors import ArgumentError, InputError
+from ranker.core.order import zscore
 from ranker.core.taxonomy import Skill, Taxonomy
 
 
@@ -113,7 +113,7 @@ def test_neighbour_score_is_the_base_z_of_the_neighbour() -> None:
     pool = np.array([[0, 1, 2, 3]], np.int32)
     inputs = PoolInputs(["x"], {"a": lane}, lane, pool)
     table = build_features(inputs, build_statics(toy(), graph()), None, ("neighbours",))
-    z = standardise(lane[0], lane[0])
+    z = zscore(lane[0])
     np.testing.assert_allclose(value(table, "neighbour.z"), z[[1, 0, 3, 2]], rtol=1e-6)
 
 
@@ -158,7 +158,7 @@ def test_no_query_gives_an_empty_table() -> None:
 
 def test_a_constant_lane_gives_zeros_and_shared_ranks() -> None:
     flat = np.full(5, 0.1, np.float32)
-    np.testing.assert_array_equal(standardise(flat, flat), np.zeros(5))
+    np.testing.assert_array_equal(zscore(flat), np.zeros(5))
     np.testing.assert_array_equal(count_above(flat, flat), np.zeros(5))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ranker.core.text import tokens
+from ranker.core.text import first_token, tokens
 
 
 def spaced(text: str) -> str:
@@ -20,5 +20,7 @@ def matched_name(spaced_query: str, names: Iterable[str]) -> str | None:
     >>> matched_name(spaced("We use Node.js and R."), ["node.js", "js", "R (language)"])
     'node.js'
     """
-    hits = [name for name in names if (words := spaced(name)) != "  " and words in spaced_query]
+    asked = set(spaced_query.split())
+    # Most names fall at their first word, before the others are looked for.
+    hits = [name for name in names if first_token(name) in asked and spaced(name) in spaced_query]
     return max(hits, key=len) if hits else None

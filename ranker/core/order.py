@@ -1,4 +1,4 @@
-"""The one tie rule and the per-query standard score."""
+"""The one tie rule and the one standard score."""
 
 from __future__ import annotations
 
@@ -7,23 +7,27 @@ import numpy as np
 from ranker.core.types import Float32, Int32
 
 
-def zscore(scores: Float32) -> Float32:
-    """Return per-query z-scores: each row minus its mean, over its standard deviation; a constant row gives zeros.
+def zscore(scores: Float32, at: Float32 | None = None) -> Float32:
+    """Return z-scores along the last axis: less the mean, over the standard deviation; constant scores give zeros.
 
     Parameters
     ----------
-    scores : float32[n_queries, n]
+    scores : float32[..., n]
+        Each row is standardised by itself.
+    at : float32[..., m], optional
+        The values to standardise, by default the scores themselves.
 
     Returns
     -------
-    float32[n_queries, n]
-        Each row depends on itself alone.
+    float32[..., m]
     """
-    centred = scores - scores.mean(axis=1, keepdims=True, dtype=np.float64)
-    deviation = np.sqrt(np.square(centred).mean(axis=1, keepdims=True))
-    # A constant row leaves only rounding noise, which must not be blown up into a signal.
-    safe = np.where(deviation > 1e-9, deviation, np.inf)
-    z: Float32 = (centred / safe).astype(np.float32)
+    mean = scores.mean(axis=-1, keepdims=True, dtype=np.float64).astype(np.float32)
+    centred = scores - mean
+    # In single precision, but NumPy adds pairwise: good to six digits. A constant row gives exact zeros.
+    deviation = np.sqrt(np.square(centred).mean(axis=-1, keepdims=True))
+    # What is as good as constant must not be blown up into a signal.
+    z: Float32 = centred if at is None else at - mean
+    z /= np.where(deviation > 1e-9, deviation, np.float32(np.inf))
     return z
 
 

@@ -62,3 +62,9 @@ def tokens(text: str) -> list[str]:
     ['c++', 'c#', '.net', 'and', 'node.js', 'ids', 'ips', 'r']
     """
     return _TOKEN.findall(text.casefold())
+
+
+def first_token(text: str) -> str:
+    """Return the first of the `tokens` of a text, "" where there is none."""
+    found = _TOKEN.search(text.casefold())
+    return found[0] if found else ""
