@@ -40,7 +40,7 @@ def reach(config: ColumnConfig, pool: Int32, scores: Mapping[str, Float32]) -> I
         seen = np.flatnonzero(np.all([np.isfinite(part) for part in parts.values()], axis=0))
         total = np.zeros(len(seen), dtype=np.float32)
         for name, part in parts.items():
-            total += np.float32(config.after[name]) * zscore(part[None, seen])[0] if len(seen) else total
+            total += np.float32(config.after[name]) * zscore(part[seen]) if len(seen) else total
         best = seen[np.lexsort((rows[seen], -total))]
         rest = np.setdiff1d(np.arange(len(rows)), seen)
         places[i] = np.sort(np.concatenate([best, rest])[:depth])
