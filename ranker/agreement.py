@@ -269,7 +269,7 @@ def _show(found: dict[str, Agreement], judges: JudgeComparison | None, unit: str
         say(
             f"\nA minus B, weighted kappa with the reference: {judges.difference:+.4f}, 95 % interval "
             f"{judges.low:+.4f} to {judges.high:+.4f}, p = {judges.p_value:.4f} (paired bootstrap over "
-            f"{judges.units} units: {unit}); signed-rank test of the errors: p = {judges.signed_rank_p:.4f}"
+            f"{judges.units} units: {unit}); signed-rank test of the errors: p = {judges.signed_rank_p:.2g}"
         )
 
 

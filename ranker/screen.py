@@ -218,9 +218,12 @@ def screen(
 
 
 def _probability(value: str) -> float:
-    number = float(value)
+    try:
+        number = float(value)
+    except ValueError:
+        number = math.nan
     if not 0.5 < number <= 1:
-        raise argparse.ArgumentTypeError(f"{value} is not above 0.5 and at most 1")
+        raise argparse.ArgumentTypeError(f"{value!r} is not a number above 0.5 and at most 1")
     return number
 
 

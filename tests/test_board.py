@@ -11,7 +11,7 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 from scipy.stats import kendalltau, spearmanr
-from small_world import BASE, write_tasks
+from small_world import BASE, write_esco, write_tasks
 
 from ranker import board, runs
 from ranker.core import metrics
@@ -70,18 +70,19 @@ def test_figures_of_a_ranking_by_hand():
 def test_order_agreement_is_scipys_on_the_first_by_the_graded_score():
     rng = np.random.default_rng(0)
     base = board.measure("s", {"t": runs.grade_run({"q": {"a": 1.0}}, one_task({"q": {"x/a": 4}}))})
-    scores = sorted(rng.random(15).tolist(), reverse=True)
+    scores = sorted(rng.random(22).tolist(), reverse=True)
     systems = [
         board.replace(base, name=f"s{i}", graded=score, binary=score + rng.normal(0, 0.2))
         for i, score in enumerate(scores)
     ]
     found = board.order_agreement(systems)
-    assert set(found) == {"all", "top 12"}
-    for name, k in (("all", 15), ("top 12", 12)):
+    assert set(found) == {"all", "top 12", "top 20"}
+    for name, k in (("all", 22), ("top 12", 12), ("top 20", 20)):
         pair = [s.graded for s in systems[:k]], [s.binary for s in systems[:k]]
         assert found[name].systems == k
         assert found[name].kendall == pytest.approx(kendalltau(*pair).statistic)
         assert found[name].spearman == pytest.approx(spearmanr(*pair).statistic)
+    assert set(board.order_agreement(systems[:15])) == {"all", "top 12"}
     assert board.order_agreement(systems[:1]) == {}
 
 
@@ -136,10 +137,13 @@ class Checker(HTMLParser):
 
 def test_command_writes_one_page_that_needs_nothing_else(world, tmp_path, capsys):
     data, files = world
-    out = tmp_path / "out" / "board.html"
+    out, esco = tmp_path / "out" / "board.html", write_esco(tmp_path / "esco")
     arguments = [*map(str, files), "--qrels", str(data), "--size", "middle=0.02", "--out", str(out)]
     assert run(board.main, arguments) == 0
     assert "middle minus poor" in capsys.readouterr().out
+    assert "give <code>--taxonomy</code>" in out.read_text(encoding="utf-8")
+    assert run(board.main, [*arguments, "--taxonomy", str(esco), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
     page = out.read_text(encoding="utf-8")
     checker = Checker()
     checker.feed(page)
@@ -150,10 +154,27 @@ def test_command_writes_one_page_that_needs_nothing_else(world, tmp_path, capsys
     assert all(base64.b64decode(image).startswith(b"\x89PNG") for image in images)
     assert not re.search(r'(src|href)="http', page)
 
+    def shown(values, digits=4):
+        return [f"{value:.{digits}f}" for value in values if value is not None]
+
+    wanted = []
+    for system in found["systems"]:
+        wanted += shown([system["graded"], system["binary"], system["gold_recall"], *system["nonsense"].values()])
+        wanted += shown([system["hard"], system["size"], *system["by_task"].values()])
+        wanted += shown(system["composition"].values(), 1)
+    for order in found["orders"].values():
+        wanted += shown([order["kendall"], order["spearman"]], 3)
+    for duel in found["duels"]:
+        wanted += shown([duel["adjusted_p"], duel["found"]["difference"], duel["found"]["minimum_detectable"]])
+        wanted += map(str, duel["more_queries"].values())
+    wanted += shown([found["prior"]])
+    for row in found["overlap"]:
+        wanted += [str(row["pairs"]), *shown([row["label"], row["any_label"], row["stem"]], 3)]
+    assert len(wanted) > 60
+    assert set(wanted) <= set(checker.texts)
+
 
 def test_command_as_json_with_labels(world, tmp_path, capsys):
-    from small_world import write_esco
-
     data, files = world
     esco = write_esco(tmp_path / "esco")
     assert run(board.main, [*map(str, files), "--qrels", str(data), "--taxonomy", str(esco), "--json"]) == 0

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
+import random
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -364,29 +367,63 @@ def test_juror_options_are_checked(world, tmp_path):
 
 
 def test_a_killed_run_goes_on_and_gives_the_same_labels(world, tmp_path):
-    async def slow(body):
-        await asyncio.sleep(0.05)
+    holds_from = math.inf  # so many requests are answered; the others wait until the run is killed
+
+    async def script(body):
+        while len(server.requests) > holds_from:
+            await asyncio.sleep(0.01)
         gate, label, _ = asked(body)
         return Reply(by_words(gate, label, body))
 
-    with StandIn(slow) as server:
+    with StandIn(script) as server:
         main([*world, "--url", server.url, "--out", str(tmp_path / "whole")])
         whole = len(server.requests)
+        holds_from = whole + 40
         arguments = [*world, "--url", server.url, "--out", str(tmp_path / "out"), "--concurrency", "4"]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         command = [sys.executable, "-m", "train.judge", *arguments]
         process = subprocess.Popen(command, cwd=Path(__file__).parents[1], env=environment)
         try:
-            limit = time.monotonic() + 60
-            while len(server.requests) < whole + 40 and time.monotonic() < limit:
+            while len(server.requests) <= holds_from and process.poll() is None:
                 time.sleep(0.01)
+            assert process.poll() is None
         finally:
             process.send_signal(signal.SIGKILL)
             process.wait()
-        killed = len(server.requests)
-        assert whole + 40 <= killed < 2 * whole
+        assert len(server.requests) < 2 * whole
+        holds_from = math.inf
         assert not (tmp_path / "out" / "qrels.tsv").exists()
         assert main(arguments) == 0
         # What was under way when it was killed is asked again, nothing else.
         assert len(server.requests) <= 2 * whole + 4
     assert qrels(tmp_path / "out") == qrels(tmp_path / "whole")
+
+
+def test_labels_do_not_depend_on_which_answers_a_stopped_run_had(world, tmp_path):
+    """A run may be killed at any point: what it leaves is some of the answers, and perhaps some of the files."""
+    out = tmp_path / "out"
+    with StandIn(scripted(by_words)) as server:
+        arguments = [*world, "--url", server.url, "--out", str(out)]
+        main(arguments)
+        whole, first = len(server.requests), qrels(out)
+        for seed in range(4):
+            with sqlite3.connect(out / "answers.sqlite") as answers:
+                keys = answers.execute("SELECT model, prompt, pair FROM answers").fetchall()
+                lost = random.Random(seed).sample(keys, whole // 2)
+                answers.executemany("DELETE FROM answers WHERE model = ? AND prompt = ? AND pair = ?", lost)
+            answers.close()
+            (out / ("qrels.tsv", "corpus.jsonl")[seed % 2]).unlink()
+            server.requests.clear()
+            main(arguments)
+            assert len(server.requests) == len(lost)
+            assert qrels(out) == first
+
+
+def test_a_server_that_knows_another_form_of_the_schema_is_told_by_extra():
+    form = {"type": "json_object", "schema": load_questions()["domain"].schema}
+
+    async def script(body):
+        return Reply(NO) if body["response_format"] == form else Reply("unknown type", status=500)
+
+    assert grade(script)[0].grade is None
+    assert grade(script, extra={"response_format": form})[0] == Outcome(0, "domain")

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ranker.core.chat import Endpoint
-from ranker.core.cli import emit, note, parser, positive, run, say, table
+from ranker.core.cli import emit, note, parser, positive, run, say, seconds, table
 from ranker.core.config import TaxonomyConfig, load_config
 from ranker.core.errors import EXIT_OK, EXIT_PARTIAL, ArgumentError
 from ranker.core.sources import load_taxonomy
@@ -36,17 +36,6 @@ def _price(value: str) -> tuple[float, float]:
     if not (0 <= first < math.inf and 0 <= second < math.inf):
         raise argparse.ArgumentTypeError(f"{value!r} is not two prices with a comma between, such as 0.15,0.60")
     return first, second
-
-
-def _seconds(value: str) -> float:
-    """Argparse type: a positive number of seconds."""
-    try:
-        number = float(value)
-    except ValueError:
-        number = math.nan
-    if not 0 < number < math.inf:
-        raise argparse.ArgumentTypeError(f"{value!r} is not a positive number of seconds")
-    return number
 
 
 def _fields(value: str) -> dict[str, Any]:
@@ -90,9 +79,9 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     how.add_argument("--mode", choices=MODES, default="cascade", help="four gates, or one question; default cascade")
     how.add_argument("--prompts", default=VERSION, help="version of the prompts, or a folder; default %(default)s")
     how.add_argument("--concurrency", type=positive, default=CONCURRENCY, help="requests in flight; default 64")
-    how.add_argument("--timeout", type=_seconds, default=60.0, help="seconds for one request; default 60")
+    how.add_argument("--timeout", type=seconds, default=60.0, help="seconds for one request; default 60")
     how.add_argument("--retries", type=int, choices=range(11), default=4, metavar="N", help="0 to 10; default 4")
-    how.add_argument("--backoff", type=_seconds, default=0.5, help="seconds before the first retry; default 0.5")
+    how.add_argument("--backoff", type=seconds, default=0.5, help="seconds before the first retry; default 0.5")
     how.add_argument("--out", type=Path, required=True, help="folder for the labels")
     how.add_argument("--cache", type=Path, help=f"file of answers, may be shared between runs; default OUT/{CACHE}")
     how.add_argument("--dry-run", action="store_true", help="say what would be asked and its cost; ask nothing")
@@ -128,7 +117,7 @@ def _report(facts: Mapping[str, Any]) -> str:
     answers = facts["answers"]
     lines.append(
         f"{answers['asked']} answers asked for, {answers['cached']} from the cache, in {facts['seconds']:.1f} s: "
-        f"{facts['answers_per_second']:.1f} answers/s, {facts['pairs_per_second']:.1f} pairs/s"
+        f"{facts['answers_per_second']:g} answers/s, {facts['pairs_per_second']:g} pairs/s"
     )
     for judge in facts["judges"]:
         cost = "" if judge["cost"] is None else f", cost {judge['cost']:.4f}"

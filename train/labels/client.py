@@ -5,7 +5,7 @@ from __future__ import annotations
 from ranker.core.chat import Answer, ChatClient
 from train.labels.gates import Pair, Question
 
-MAX_TOKENS = 32  # {"answer": false} takes about eight
+MAX_TOKENS = 64  # {"answer": false} takes about eight; spread over lines, as some models do, 20 and more
 
 
 class JudgeClient(ChatClient):

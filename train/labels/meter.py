@@ -32,8 +32,8 @@ class Meter:
         clients = [client for client in (self.judge.client, self.judge.juror) if client is not None]
         parts = [
             f"{tally.pairs:,}/{self.total:,} pairs",
-            f"{tally.pairs / seconds:.0f} pairs/s",
-            f"{tally.asked / seconds:.0f} answers/s",
+            f"{_rate(tally.pairs, seconds)} pairs/s",
+            f"{_rate(tally.asked, seconds)} answers/s",
             f"{sum(client.usage.in_flight for client in clients)} in flight",
             f"{tally.cached:,} from the cache",
             f"{sum(client.usage.retries for client in clients):,} retries",
@@ -45,6 +45,12 @@ class Meter:
         if tally.pairs:
             parts.append(f"{(self.total - tally.pairs) * seconds / tally.pairs / 60:.1f} min left")
         return ", ".join(parts)
+
+
+def _rate(count: int, seconds: float) -> str:
+    """Return a rate with a digit that means something, also for a server that takes seconds for an answer."""
+    rate = count / seconds
+    return f"{rate:.0f}" if rate >= 10 else f"{rate:.2g}"
 
 
 def usage_facts(client: JudgeClient) -> dict[str, Any]:

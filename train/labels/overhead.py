@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from ranker.core.answers import AnswerCache
 from ranker.core.chat import Endpoint
-from ranker.core.cli import emit, parser, positive, run, say, table
+from ranker.core.cli import emit, parser, positive, run, say, seconds, table
 from train.labels.cascade import Judge, Outcome, grade_all
 from train.labels.client import JudgeClient
 from train.labels.gates import Pair, load_questions
@@ -111,8 +111,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         "Measure what the judge's client adds to a server's own time, with a stand-in server of fixed speed.",
         "python -m train.labels.overhead --latency 0.25 0.5 1",
     )
-    made.add_argument("--latency", type=float, nargs="+", default=[0.25, 0.5, 1.0], help="seconds per request")
-    made.add_argument("--seconds", type=float, default=10.0, help="own time of the server in each run; default 10")
+    made.add_argument("--latency", type=seconds, nargs="+", default=[0.25, 0.5, 1.0], help="seconds per request")
+    made.add_argument("--seconds", type=seconds, default=10.0, help="own time of the server in each run; default 10")
     made.add_argument("--concurrency", type=positive, default=64, help="requests in flight; default 64")
     made.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     options: argparse.Namespace = made.parse_args(argv)
