@@ -54,7 +54,7 @@ $(TOWER)/training.json: | $(SILVER)/qrels.tsv
 		--oof $(TRAIN)/tuned.npy --out $(TOWER)
 
 $(FUSION)/README.md: | $(TOWER)/training.json
-	$(BIN)/python -m train.fusion --config embedded --data $(DATA)/graded --helpers $(SILVER) \
+	$(BIN)/python -m train.fusion --config embedded --data $(DATA)/graded --helpers $(SILVER) --helper-weight 0.02 \
 		--oof tuned=$(TRAIN)/tuned.npy --repetitions 1 --members 3 --rounds 300 --override --out $(FUSION)
 
 train-embedded: $(FUSION)/README.md

@@ -206,7 +206,8 @@ def fit(
     if not recipe.judge:
         return bag
     # A handful of them would drown among a thousand queries.
-    weights[negative] = NEGATIVE_SHARE * asks.sum() / max(int(negative.sum()), 1)
+    queries = np.where(helper, recipe.helper_weight, 1.0)[asks].sum()
+    weights[negative] = NEGATIVE_SHARE * queries / max(int(negative.sum()), 1)
     scaled = [name in {f"{ABSOLUTE}.{lane}" for lane in pool.trained} for name in table.names]
     judge = train_bag(
         np.where(scaled, np.float32(0), values), grades, table.names, params=(JUDGE_PARAMS,),
