@@ -176,9 +176,10 @@ def merge_skills(
 ) -> tuple[TaggedSkill, ...]:
     """Merge what sentences say by concept: each skill as its strongest sentence has it, with the spans of all.
 
-    The strongest sentence is the one of the highest probability, then of the highest score. The maximum, and not one
-    minus the product of the complements (noisy-or): sentences of one document are no independent witnesses, and thirty
-    that each say 0.1 would make 0.96, so that the length of a document would decide, not what it says.
+    The strongest sentence is the one of the highest probability, then of the highest score; its span comes
+    first. The maximum, and not one minus the product of the complements (noisy-or): sentences of one document are no
+    independent witnesses, and thirty that each say 0.1 would make 0.96, so that the length of a document would decide,
+    not what it says.
 
     Parameters
     ----------
@@ -190,23 +191,22 @@ def merge_skills(
     Returns
     -------
     tuple of TaggedSkill
-        Probability descending, then score descending, then URI.
+        Probability descending, then score descending, then URI; likewise each skill's spans, equal ones in the order of
+        the document.
     """
-    strongest: dict[str, RankedSkill] = {}
-    spans: dict[str, list[Span]] = {}
+    speak: dict[str, list[tuple[Span, RankedSkill]]] = {}
     for span, skills in said:
         for skill in skills:
-            known = strongest.setdefault(skill.uri, skill)
-            if _strength(skill) > _strength(known):
-                strongest[skill.uri] = skill
-            spans.setdefault(skill.uri, []).append(span)
-    best = sorted(strongest.values(), key=lambda skill: skill.uri)
-    best.sort(key=_strength, reverse=True)  # stable: ties stay in the order of their URIs
-    return tuple(
-        TaggedSkill(skill.uri, skill.label, skill.score, skill.probability, skill.evidence, tuple(spans[skill.uri]))
-        for skill in best[:top_k]
-    )
+            speak.setdefault(skill.uri, []).append((span, skill))
+    merged = []
+    for _, pairs in sorted(speak.items()):
+        pairs.sort(key=lambda pair: _strength(pair[1]), reverse=True)
+        best = pairs[0][1]
+        spans = tuple(span for span, _ in pairs)
+        merged.append(TaggedSkill(best.uri, best.label, best.score, best.probability, best.evidence, spans))
+    merged.sort(key=_strength, reverse=True)  # stable: ties stay in the order of their URIs
+    return tuple(merged[:top_k])
 
 
-def _strength(skill: RankedSkill) -> tuple[float, float]:
+def _strength(skill: RankedSkill | TaggedSkill) -> tuple[float, float]:
     return (0.0 if skill.probability is None else skill.probability), skill.score

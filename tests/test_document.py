@@ -124,7 +124,7 @@ def test_merging_takes_the_strongest_sentence_and_the_spans_of_all():
     ]
     merged = merge_skills(said)
     assert [tagged.uri for tagged in merged] == ["d", "b", "c", "a"]
-    assert merged[1] == TaggedSkill("b", "label b", 1.0, 0.9, {"of": "third"}, (first, third))
+    assert merged[1] == TaggedSkill("b", "label b", 1.0, 0.9, {"of": "third"}, (third, first))
     assert merge_skills(said, 2) == merged[:2]
     assert merge_skills([]) == ()
 
@@ -133,4 +133,4 @@ def test_merging_without_probabilities_goes_by_score():
     span, other = Span(0, 1), Span(2, 3)
     merged = merge_skills([(span, [skill("a", None, 1.0), skill("b", None, 3.0)]), (other, [skill("a", None, 5.0)])])
     assert [(tagged.uri, tagged.score, tagged.probability) for tagged in merged] == [("a", 5.0, None), ("b", 3.0, None)]
-    assert merged[0].spans == (span, other)
+    assert merged[0].spans == (other, span)

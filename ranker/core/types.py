@@ -105,7 +105,7 @@ class TaggedSkill(Record):
     evidence : dict
         The evidence in that sentence, as in `RankedSkill`.
     spans : tuple of Span
-        The sentences that speak for it, in the order of the document.
+        The sentences that speak for it, the one that says it most strongly first; equal ones as in the document.
     """
 
     uri: str

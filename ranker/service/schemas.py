@@ -89,7 +89,7 @@ class SpanOut(BaseModel):
 class TaggedSkillOut(SkillOut):
     """A skill of a document."""
 
-    spans: list[SpanOut]
+    spans: list[SpanOut] = Field(description="sentences that speak for it, the strongest first")
 
 
 class RankingOut(BaseModel):

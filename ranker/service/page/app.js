@@ -40,7 +40,8 @@ function make(tag, properties = {}, ...children) {
   return node;
 }
 
-const percent = (probability) => `${Math.round(100 * probability)} %`;
+const percent = (probability) => (probability > 0.99 ? "> 99 %" : `${Math.round(100 * probability)} %`);
+const quotes = (skill) => skill.ranges.map(([start, end]) => answer.source.slice(start, end).trim());
 const key = () => at("key").value.trim();
 const shown = () => answer.skills.filter((s) => s.probability === null || s.probability >= threshold.value / 100);
 
@@ -157,12 +158,12 @@ function light(skills, scroll = false) {
 }
 
 function card(skill) {
-  const quote = skill.ranges.map(([start, end]) => answer.source.slice(start, end).trim());
+  const [quote, ...more] = quotes(skill); // the first is the sentence that says it most strongly, as the evidence is
   const show = make("button", { type: "button", className: "show", textContent: skill.label });
   const head = make("div", { className: "head" }, show);
   if (skill.probability !== null) {
     const fill = make("b");
-    fill.style.width = percent(skill.probability).replace(" ", "");
+    fill.style.width = `${100 * skill.probability}%`;
     const bar = make("i", {}, fill);
     bar.setAttribute("aria-hidden", "true");
     head.append(make("span", { className: "meter" }, bar, make("span", { textContent: percent(skill.probability) })));
@@ -175,8 +176,8 @@ function card(skill) {
   }
   const why = make("p", { className: "why" });
   if (skill.evidence.matched) why.append("named ", make("span", { className: "tag", textContent: skill.evidence.matched }), " in ");
-  if (quote.length) why.append(make("q", { textContent: quote[0].length > 140 ? `${quote[0].slice(0, 140)} …` : quote[0] }));
-  if (quote.length > 1) why.append(` and ${quote.length - 1} more`);
+  why.append(make("q", { textContent: quote.length > 140 ? `${quote.slice(0, 140)} …` : quote }));
+  if (more.length) why.append(` and ${more.length} more`);
   const foot = make("div", { className: "foot" }, why);
   const item = make("li", { className: "skill" }, head, foot);
   const lanes = Object.entries(skill.evidence.lanes ?? {}).sort((a, b) => b[1] - a[1]);
@@ -238,8 +239,6 @@ async function copy(button, content) {
   button.textContent = "Copied";
   setTimeout(() => { button.textContent = label; }, 1500);
 }
-
-const quotes = (skill) => skill.ranges.map(([start, end]) => answer.source.slice(start, end).trim());
 
 function asJson() {
   const rows = shown().map((s) => ({ uri: s.uri, label: s.label, score: s.score, probability: s.probability, evidence: s.evidence, spans: s.spans, quotes: quotes(s) }));
