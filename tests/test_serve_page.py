@@ -19,6 +19,8 @@ from ranker.service.settings import Settings
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright (extra dev)")
 uvicorn = pytest.importorskip("uvicorn")
+expect = playwright.expect  # waits without eval, which the page's policy forbids
+expect.set_options(timeout=120_000)
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 VACANCY = "🚀 Join us <b>now</b>\nYou weld metal & more\nand paint walls and weld metal\nA teach job"
@@ -158,12 +160,12 @@ def test_the_threshold_hides_skills_and_their_marks(page):
 def test_copy_as_json_and_csv(page):
     analyse(page, "weld metal\n=HYPERLINK(1), teach music")
     page.click("#json")
-    page.wait_for_function("document.querySelector('#json').textContent === 'Copied'")
+    expect(page.locator("#json")).to_have_text("Copied")
     rows = json.loads(page.evaluate("navigator.clipboard.readText()"))
     assert [row["label"] for row in rows] == ["weld metal", "teach music"]
     assert rows[0]["spans"] == [{"start": 0, "end": 10}]
     page.click("#csv")
-    page.wait_for_function("document.querySelector('#csv').textContent === 'Copied'")
+    expect(page.locator("#csv")).to_have_text("Copied")
     table = list(csv.DictReader(io.StringIO(page.evaluate("navigator.clipboard.readText()"))))
     assert [row["label"] for row in table] == ["weld metal", "teach music"]
     assert table[1]["quotes"] == "'=HYPERLINK(1), teach music"  # no formula for a spreadsheet to run
@@ -286,6 +288,6 @@ def test_a_busy_service_and_one_that_is_gone_are_said(browser):
     stop()
     time.sleep(0.1)
     page.click("#go")
-    page.wait_for_function("document.querySelector('#problem').textContent === 'The service cannot be reached.'")
+    expect(page.locator("#problem")).to_have_text("The service cannot be reached.")
     first.close()
     page.close()
