@@ -235,7 +235,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if given.json:
         emit(found)
     else:
-        flat = {**found, **{f"overload: {name}": value for name, value in found.pop("overload", {}).items()}}
+        overload = found.pop("overload", {})
+        flat = {**found, **{f"overload: {name}": value for name, value in overload.items()}}
         say(table([(name, json.dumps(value)) for name, value in flat.items()], ("what", "value")))
     return 0
 
