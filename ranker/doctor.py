@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from packaging.requirements import InvalidRequirement, Requirement
 
-from ranker.core.artifacts import cache_dir, sha256_file
+from ranker.core.artifacts import SHIPPED, cache_dir, sha256_file
 from ranker.core.cli import emit, parser, run, say, table
 from ranker.core.config import CONFIG_DIR, SystemConfig, TaxonomyConfig, load_config
 from ranker.core.errors import PrerequisiteError, RankerError, ResourceError
@@ -180,8 +180,11 @@ def cache_check(folder: Path) -> Check:
 
 
 def checkpoint_checks(folder: Path) -> Iterator[Check]:
-    """Check that each checkpoint has a manifest and that the files it lists have the hashes it states."""
-    for place in sorted(path for path in folder.glob("*") if path.is_dir()):
+    """Check that each checkpoint has a manifest and that the files it lists have the hashes it states.
+
+    The folder of shipped arrays holds what can be computed, under names that are its hashes, and needs no manifest.
+    """
+    for place in sorted(path for path in folder.glob("*") if path.is_dir() and path.name != SHIPPED.name):
         name = f"checkpoint: {place.name}"
         manifest = place / "manifest.json"
         try:
