@@ -22,7 +22,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from ranker.core.artifacts import SHIPPED, cache_dir, sha256_file
 from ranker.core.cli import emit, parser, run, say, table
 from ranker.core.config import CONFIG_DIR, SystemConfig, TaxonomyConfig, load_config
-from ranker.core.errors import PrerequisiteError, RankerError, ResourceError
+from ranker.core.errors import PrerequisiteError, RankerError, ResourceError, install_command
 from ranker.core.sources import cache_file
 from ranker.core.taxonomy import Taxonomy
 
@@ -104,7 +104,7 @@ def package_checks(
             if not requirement.specifier.contains(version, prereleases=True):
                 strange.append(f"{requirement.name} {version} (tried: {requirement.specifier})")
         name = f"packages: {extra}" if extra else "packages"
-        install = f"pip install '{DISTRIBUTION}[{extra}]'" if extra else f"pip install {DISTRIBUTION}"
+        install = install_command(extra)
         if missing:
             cost = f"{COST.get(extra, 'the extra is incomplete')}; " if extra else ""
             yield Check(name, WARN if extra else FAIL, f"missing: {', '.join(missing)}", f"{cost}run: {install}")

@@ -179,7 +179,7 @@ def test_errors_come_before_the_work(world, monkeypatch, capsys, change, code, m
 
 def test_without_matplotlib_the_pip_command_is_named(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(PrerequisiteError, match=r"graded-ranker\[train\]"):
+    with pytest.raises(PrerequisiteError, match=r"'\.\[train\]'"):
         evaluate.plot_composition(tmp_path / "x.png", {"one": dict.fromkeys(evaluate.COLORS, 10.0)})
 
 

@@ -646,7 +646,7 @@ def test_every_setting_is_a_flag_and_is_documented(capsys):
 def test_a_missing_extra_is_named(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     assert run(serve.main, []) == 3
-    assert "pip install 'graded-ranker[serve]'" in capsys.readouterr().err
+    assert "-e '.[serve]'" in capsys.readouterr().err
 
 
 def test_two_apps_share_nothing():

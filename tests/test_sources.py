@@ -388,7 +388,7 @@ def test_a_hub_out_of_reach_is_said_and_nothing_is_cached(cache, monkeypatch):
 
 def test_datasets_missing_gives_the_pip_command(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(PrerequisiteError, match=r"pip install 'graded-ranker\[train\]'"):
+    with pytest.raises(PrerequisiteError, match=r"-e '\.\[train\]'"):
         build_taxonomy("hub")
 
 

@@ -16,7 +16,7 @@ from test_tag_docs import arguments, examples
 from ranker import tag
 from ranker.core.cli import run
 
-ray = pytest.importorskip("ray", reason="ray is not installed: pip install 'graded-ranker[scale]'")
+ray = pytest.importorskip("ray", reason="ray is not installed: pip install -e '.[scale]'")
 
 ROWS = 1000
 

@@ -150,7 +150,7 @@ def test_a_damaged_file_is_named(tmp_path, name):
 
 def test_parquet_without_pyarrow_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
-    with pytest.raises(PrerequisiteError, match=r"graded-ranker\[scale\]"):
+    with pytest.raises(PrerequisiteError, match=r"'\.\[scale\]'"):
         rows_of(tmp_path, "a.parquet", b"")
 
 

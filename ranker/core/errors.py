@@ -55,4 +55,9 @@ def missing_extra(package: str, extra: str) -> PrerequisiteError:
     PrerequisiteError
         Ready to be raised, with the exact command.
     """
-    return PrerequisiteError(f"{package} is not installed; run: pip install 'graded-ranker[{extra}]'")
+    return PrerequisiteError(f"{package} is not installed; in the project's folder, run: {install_command(extra)}")
+
+
+def install_command(extra: str = "") -> str:
+    """Return how this distribution is installed from its own folder, with an extra: it is on no package index."""
+    return f"pip install -c constraints/newest.txt -e '.[{extra}]'" if extra else "pip install -e ."
