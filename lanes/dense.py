@@ -82,17 +82,17 @@ class DenseLane:
         self._document_prompt = document_prompt
         self._max_length = max_length
         self._tiles: Tiles | None = None
+        self._names: Tiles | None = None
         self._starts: np.ndarray | None = None
 
     @property
     def vectors(self) -> Float32:
         """Return float32[n_skills, width], rows of length 1; for "alt_max" the labels' own."""
-        tiles = self.tiles
-        return tiles.matrix() if self._starts is None else tiles.take(self._starts)
+        return self.tiles.matrix()
 
     @property
     def tiles(self) -> Tiles:
-        """Return the embeddings as they are multiplied; for "alt_max" one row for each name."""
+        """Return the same as `vectors`, laid out for products."""
         if self._tiles is None:
             raise unfitted(self.name)
         return self._tiles
@@ -133,17 +133,18 @@ class DenseLane:
             branch=self._document_branch,
             exact=self._stored == "float32",
         )
-        self._tiles = Tiles(vectors)
+        self._names = Tiles(vectors)
+        self._tiles = self._names if self._starts is None else Tiles(vectors[self._starts])
 
     def score(self, queries: Sequence[str]) -> Float32:
         """Return float32[n_queries, n_skills]: cosines. One matrix-vector product per query, whatever the batch."""
-        tiles = self.tiles
-        skills = len(tiles) if self._starts is None else len(self._starts)
-        result = np.empty((len(queries), skills), dtype=np.float32)
+        if self._names is None:
+            raise unfitted(self.name)
+        result = np.empty((len(queries), len(self.tiles)), dtype=np.float32)
         for row, query in enumerate(queries):
             text = self._query_prompt + query
             vector = self.encoder.query(text, max_length=self._max_length, branch=self._query_branch)
-            cosines = tiles.dot(vector[None])[0]
+            cosines = self._names.dot(vector[None])[0]
             result[row] = cosines if self._starts is None else np.maximum.reduceat(cosines, self._starts)
         return result
 

@@ -71,11 +71,13 @@ def configs(model: str) -> list[LaneConfig]:
         LaneConfig("dense_max", "dense", {**dense, "view": "alt_max"}),
         LaneConfig("context", "context", dense),
         LaneConfig("span", "span", {**dense, "size": 2, "limit": 5}),
+        LaneConfig("span_max", "span", {**dense, "view": "alt_max"}),
         LaneConfig("group", "group", {"base": "dense"}),
         LaneConfig("group_bm25", "group", {"base": "bm25"}),
         LaneConfig("near", "neighbour", {"base": "dense", "k": 5}),
         LaneConfig("near_max", "neighbour", {"base": "dense_max", "k": 5, "steps": 2, "own": 0.3}),
         LaneConfig("feedback", "feedback", {"base": "near", "top": 4}),
+        LaneConfig("feedback_max", "feedback", {"base": "dense_max", "top": 4}),
         LaneConfig("rank", "pagerank", {"base": "dense", "top": 4}),
         LaneConfig("late", "late", dense),
     ]
@@ -153,7 +155,7 @@ def test_scoring_before_fit_is_an_error(model: Path, name: str) -> None:
 
 
 def test_derived_lanes_are_known_by_their_base(lanes: dict[str, Lane]) -> None:
-    derived = {"group", "group_bm25", "near", "near_max", "feedback", "rank"}
+    derived = {"group", "group_bm25", "near", "near_max", "feedback", "feedback_max", "rank"}
     for name, lane in lanes.items():
         assert isinstance(lane, DerivedLane) == (name in derived)
         if isinstance(lane, DerivedLane):
