@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 
 CHECKPOINT_DIR = Path(__file__).resolve().parents[1] / "checkpoints"
 WORKERS = 2  # lanes scored side by side, each on one thread; scores do not depend on it
-_LOG = logging.getLogger(__name__)
 CHUNK = 32  # queries held in memory at a time; a ranking does not depend on it
+_LOG = logging.getLogger(__name__)
 
 
 def _rounds(lanes: Mapping[str, Lane]) -> list[list[str]]:

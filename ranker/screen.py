@@ -21,7 +21,7 @@ import numpy as np
 from scipy import stats
 
 from ranker.core import metrics
-from ranker.core.cli import emit, note, parser, run, say, table
+from ranker.core.cli import as_float, emit, note, parser, run, say, table
 from ranker.core.errors import EXIT_OK, InputError
 from ranker.core.sentences import read_sentences
 from ranker.core.tasks import SPLITS, GradedTask, load_tasks
@@ -218,10 +218,7 @@ def screen(
 
 
 def _probability(value: str) -> float:
-    try:
-        number = float(value)
-    except ValueError:
-        number = math.nan
+    number = as_float(value)
     if not 0.5 < number <= 1:
         raise argparse.ArgumentTypeError(f"{value!r} is not a number above 0.5 and at most 1")
     return number

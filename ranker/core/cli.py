@@ -96,12 +96,17 @@ def positive(value: str) -> int:
     return number
 
 
+def as_float(value: str) -> float:
+    """Return a number, NaN for what is none."""
+    try:
+        return float(value)
+    except ValueError:
+        return math.nan
+
+
 def seconds(value: str) -> float:
     """Argparse type: a positive number of seconds."""
-    try:
-        number = float(value)
-    except ValueError:
-        number = math.nan
+    number = as_float(value)
     if not 0 < number < math.inf:
         raise argparse.ArgumentTypeError(f"{value!r} is not a positive number of seconds")
     return number

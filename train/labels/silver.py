@@ -9,7 +9,6 @@ sentence of a public data set, the file holds its id there, and the text is look
 from __future__ import annotations
 
 import argparse
-import csv
 import gzip
 import json
 from collections.abc import Sequence
@@ -19,14 +18,19 @@ from pathlib import Path
 from ranker.core.artifacts import atomic_path
 from ranker.core.cli import parser, run, say
 from ranker.core.errors import ResourceError
-from ranker.core.wheels import LABELS
-
-URI = "http://data.europa.eu/esco/skill/"
+from ranker.core.wheels import URI, packaged_labels
 
 
-def _read(name: str, package: str = "train.labels") -> list[str]:
-    data = (files(package) / "data" / name).read_bytes()
+def _read(name: str) -> list[str]:
+    data = (files("train.labels") / "data" / name).read_bytes()
     return gzip.decompress(data).decode().splitlines()
+
+
+def read_grades(name: str) -> list[tuple[str, str, int]]:
+    """Return (query id, skill URI, grade) of a shipped file, in which a skill is its row among the packaged labels."""
+    uris = [URI + key for key in packaged_labels()]
+    rows = (line.split("\t") for line in _read(name)[1:])
+    return [(query, uris[int(row)], int(grade)) for query, row, grade in rows]
 
 
 def read_sentences(folder: Path) -> dict[str, str]:
@@ -68,13 +72,12 @@ def write_silver(out: Path, sentences: Path | None = None) -> tuple[int, int]:
             texts[row["_id"]] = text
         else:
             left_out += 1
-    skills = [row["uuid"] for row in csv.DictReader(_read(LABELS, "ranker.core"))]
-    kept = [line.split("\t") for line in _read("silver_qrels.tsv.gz")[1:]]  # a skill is its row among the labels
     with atomic_path(out / "queries.jsonl") as path:
         lines = (json.dumps({"_id": key, "text": text}, ensure_ascii=False) for key, text in texts.items())
         path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     with atomic_path(out / "qrels.tsv") as path:
-        rows = (f"{query}\t{URI}{skills[int(row)]}\t{grade}" for query, row, grade in kept if query in texts)
+        grades = read_grades("silver_qrels.tsv.gz")
+        rows = (f"{query}\t{skill}\t{grade}" for query, skill, grade in grades if query in texts)
         path.write_text("\n".join(["query-id\tcorpus-id\tscore", *rows]) + "\n", encoding="utf-8")
     return len(texts), left_out
 

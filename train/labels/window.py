@@ -10,17 +10,13 @@ more. A language model graded them in random order, from label and start of desc
 from __future__ import annotations
 
 import argparse
-import csv
-import gzip
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from importlib.resources import files
 
 from ranker.core.cli import emit, parser, run, say, table
 from ranker.core.errors import InputError
 from ranker.core.tasks import load_tasks
-from ranker.core.wheels import LABELS
-from train.labels.silver import URI
+from train.labels.silver import read_grades
 
 UNJUDGED = -1
 GRADES = (0, 1, 2, 3, 4)
@@ -28,11 +24,7 @@ GRADES = (0, 1, 2, 3, 4)
 
 def read_sample() -> dict[tuple[str, str], int]:
     """Return the blind grade of every (query id, skill URI) of the sample."""
-    labels = gzip.decompress((files("ranker.core") / "data" / LABELS).read_bytes()).decode().splitlines()
-    skills = [row["uuid"] for row in csv.DictReader(labels)]
-    lines = gzip.decompress((files("train.labels") / "data" / "window.tsv.gz").read_bytes()).decode().splitlines()
-    rows = (line.split("\t") for line in lines[1:])
-    return {(query, URI + skills[int(row)]): int(grade) for query, row, grade in rows}
+    return {(query, skill): grade for query, skill, grade in read_grades("window.tsv.gz")}
 
 
 def compare(sample: Mapping[tuple[str, str], int], qrels: Mapping[str, Mapping[str, int]]) -> Counter[tuple[int, int]]:
