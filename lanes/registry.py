@@ -15,6 +15,7 @@ from lanes.fuzzy import FuzzyLane
 from lanes.graph import FeedbackLane, GroupLane, NeighbourLane
 from lanes.late import LateLane
 from lanes.lexical import BM25Lane, TfidfLane
+from lanes.memory import MemoryLane
 from lanes.pagerank import PageRankLane
 from lanes.span import SpanLane
 from lanes.tuned import TunedLane
@@ -35,6 +36,7 @@ FAMILIES: Mapping[str, Callable[..., Lane]] = {
     "late": LateLane,
     "bge_m3": BgeM3Lane,
     "tuned": TunedLane,
+    "memory": MemoryLane,
 }
 
 

@@ -86,7 +86,26 @@ def load_graded(
     Judged queries get the folds that `train.fusion` gives them in its first repetition; a helper that is a
     near-duplicate of a judged query gets that query's fold, the others are dealt out in turn.
     """
-    judged = sorted(load_tasks(data, taxonomy=taxonomy), key=lambda task: task.name)
+    ids, texts, tasks, grades = load_grades(taxonomy, data, helpers, strip_bullets=strip_bullets)
+    encoder = EncoderPool().get(model)
+    clusters = duplicate_clusters(texts, np.stack([encoder.query(text) for text in texts]))
+    n = sum(task != HELPER_TASK for task in tasks)
+    dealt = np.empty(len(texts), dtype=np.intp)
+    dealt[:n] = read_folds(folds, ids[:n], tasks[:n]) if folds else make_folds(
+        duplicate_clusters(texts[:n], np.stack([encoder.query(text) for text in texts[:n]])), tasks[:n], seed=0
+    )
+    count = int(dealt[:n].max()) + 1
+    of_cluster = dict(zip(clusters[:n].tolist(), dealt[:n].tolist(), strict=True))
+    for turn, row in enumerate(np.random.default_rng(0).permutation(np.arange(n, len(texts)))):
+        dealt[row] = of_cluster.setdefault(int(clusters[row]), turn % count)
+    return Graded(tuple(ids), tuple(texts), tuple(tasks), grades, dealt)
+
+
+def load_grades(
+    taxonomy: Taxonomy, data: str | None, helpers: str | None, *, strip_bullets: bool
+) -> tuple[list[str], list[str], list[str], NDArray[np.int8]]:
+    """Load ids, normalised texts, tasks and grades, int8[n_queries, n_skills], in the order of `Graded`."""
+    judged = sorted(load_tasks(data, taxonomy=taxonomy), key=lambda task: task.name) if data else []
     extra = sorted(load_tasks(helpers, taxonomy=taxonomy), key=lambda task: task.name) if helpers else []
     ordered = [*judged, *extra]
     texts = [normalise(query, strip_bullets=strip_bullets) for task in ordered for query in task.queries]
@@ -97,18 +116,7 @@ def load_graded(
         for uri, grade in qrels.items():
             if uri in taxonomy.index:
                 grades[row, taxonomy.index[uri]] = grade
-    encoder = EncoderPool().get(model)
-    clusters = duplicate_clusters(texts, np.stack([encoder.query(text) for text in texts]))
-    n = sum(map(len, judged))
-    dealt = np.empty(len(texts), dtype=np.intp)
-    dealt[:n] = read_folds(folds, ids[:n], tasks[:n]) if folds else make_folds(
-        duplicate_clusters(texts[:n], np.stack([encoder.query(text) for text in texts[:n]])), tasks[:n], seed=0
-    )
-    count = int(dealt[:n].max()) + 1
-    of_cluster = dict(zip(clusters[:n].tolist(), dealt[:n].tolist(), strict=True))
-    for turn, row in enumerate(np.random.default_rng(0).permutation(np.arange(n, len(texts)))):
-        dealt[row] = of_cluster.setdefault(int(clusters[row]), turn % count)
-    return Graded(tuple(ids), tuple(texts), tuple(tasks), grades, dealt)
+    return ids, texts, tasks, grades
 
 
 def lower_states(model: Any, tokenizer: Any, texts: Sequence[str], recipe: Recipe) -> list[Any]:
