@@ -44,6 +44,7 @@ test: lint
 # A step's target is the last file it writes, so one that was interrupted is run again, and goes on from its cache.
 SILVER = $(TRAIN)/silver
 TOWER  = $(TRAIN)/embedded/tower
+MEMORY = $(TRAIN)/embedded/memory
 FUSION = $(TRAIN)/embedded
 
 $(SILVER)/qrels.tsv: | $(VENV)/.core
@@ -53,9 +54,14 @@ $(TOWER)/training.json: | $(SILVER)/qrels.tsv
 	$(BIN)/python -m train.lanes --config embedded --data $(DATA)/graded --helpers $(SILVER) \
 		--oof $(TRAIN)/tuned.npy --out $(TOWER)
 
-$(FUSION)/README.md: | $(TOWER)/training.json
+$(MEMORY)/memory.json: | $(SILVER)/qrels.tsv
+	$(BIN)/python -m train.memory --config embedded --data $(DATA)/graded --helpers $(SILVER) --out $(MEMORY) \
+		--oof memory=$(TRAIN)/memory.npy --oof memory_near=$(TRAIN)/memory_near.npy
+
+$(FUSION)/README.md: | $(TOWER)/training.json $(MEMORY)/memory.json
 	$(BIN)/python -m train.fusion --config embedded --data $(DATA)/graded --helpers $(SILVER) --helper-weight 0.02 \
-		--oof tuned=$(TRAIN)/tuned.npy --repetitions 1 --members 3 --rounds 300 --override --out $(FUSION)
+		--oof tuned=$(TRAIN)/tuned.npy --oof memory=$(TRAIN)/memory.npy --oof memory_near=$(TRAIN)/memory_near.npy \
+		--repetitions 1 --members 3 --rounds 300 --override --out $(FUSION)
 
 train-embedded: $(FUSION)/README.md
 	cp -R $(FUSION)/. checkpoints/embedded/

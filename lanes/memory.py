@@ -29,6 +29,8 @@ from ranker.core.taxonomy import Taxonomy
 from ranker.core.types import Float32
 
 FORMAT = 1
+K = 100
+TEMPERATURE = 0.1
 
 
 @dataclass(frozen=True)
@@ -173,7 +175,7 @@ class MemoryLane:
     """
 
     def __init__(
-        self, name: str, *, encoders: EncoderPool, checkpoint: str, k: int = 100, temperature: float = 0.1
+        self, name: str, *, encoders: EncoderPool, checkpoint: str, k: int = K, temperature: float = TEMPERATURE
     ) -> None:
         check_number(k, 1, 100_000, option="k", lane=name, whole=True)
         check_number(temperature, 0.001, 10, option="temperature", lane=name)

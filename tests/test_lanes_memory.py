@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from scipy import sparse
-from small_world import BASE, write_esco
+from small_world import BASE, write_esco, write_tasks
 from test_lanes_contract import UGLY, toy
 from tiny_bert import write_tiny_bert
 
@@ -156,7 +156,7 @@ def test_neither_a_text_itself_nor_its_near_duplicates_are_asked() -> None:
         apart(graded(texts[:2], tasks[:2], grades[:2]), rows[:1], vectors[:2], sparse.csr_array(grades[1:2]), 3, 0.1)
 
 
-def test_the_command_fills_what_a_config_then_serves(tmp_path, capsys) -> None:
+def test_the_command_fills_what_a_config_then_serves(tmp_path, capsys, monkeypatch) -> None:
     esco, model = write_esco(tmp_path / "esco"), write_tiny_bert(tmp_path / "bert")
     helpers = tmp_path / "helpers"
     helpers.mkdir()
@@ -174,17 +174,25 @@ def test_the_command_fills_what_a_config_then_serves(tmp_path, capsys) -> None:
         "pool: {size: 50, weights: {bm25: 1.0, known: 0.5}}\n",
         encoding="utf-8",
     )
-    given = ["--config", config, "--lane", "known", "--model", model, "--helpers", helpers]
-    assert main([*map(str, given), "--out", str(tmp_path / "out"), "--json"]) == 0
-    report = json.loads(capsys.readouterr().out)
-    assert (report["texts"], report["labels"], report["k"]) == (2, 2, 5)  # "cut stone walls" is a skill's name
+    given = [*map(str, ["--config", config, "--model", model, "--helpers", helpers])]
+    assert main([*given, "--out", str(tmp_path / "out")]) == 0
+    assert capsys.readouterr().out.strip() == "2 texts with 2 labels remembered, 1 left out"  # a skill's name
     from ranker import SkillRanker
 
     found = SkillRanker.load(config).rank(["gluing broken vases"], top_k=3)[0].skills
     assert {skill.uri for skill in found} & {f"{BASE}004", f"{BASE}005"}
-    with pytest.raises(ArgumentError, match="no lane 'bm25' of family memory"):
-        main([*map(str, given), "--out", str(tmp_path / "x"), "--lane", "bm25"])
-    with pytest.raises(ArgumentError, match="give --oof, --out or both"):
-        main([*map(str, given)])
+    judged = [*given, "--data", str(write_tasks(tmp_path / "data"))]
+    monkeypatch.setattr("train.memory.DUPLICATE_COSINE", 1.1)  # to random weights all texts are near-duplicates
+    main([*judged, "--oof", f"known={tmp_path / 'known.npy'}", "--json"])
+    report = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert list(report["out_of_fold"]["known"]["tasks"]) == ["task0", "task1"]
+    assert np.load(tmp_path / "known.npy").shape == (15, 144)
+    for more, message in (
+        (["--oof", "bm25=x.npy"], "--oof bm25: c has no such lane of family memory; there are: known"),
+        (["--oof", "x.npy"], "write LANE=FILE"),
+        ([], "give --oof, --out or both"),
+    ):
+        with pytest.raises(ArgumentError, match=message):
+            main([*judged, *more])
     with pytest.raises(ArgumentError, match="--oof is of the queries of --data"):
-        main([*map(str, given), "--oof", str(tmp_path / "oof.npy")])
+        main([*given, "--oof", "known=x.npy"])

