@@ -35,6 +35,7 @@ ABSOLUTE = "raw"
 LONGEST_ALIAS = 8
 COMMON_SHARE = 0.02
 AGREEMENT_RANKS = (50, 200)
+BUCKETS = 8192
 HITS = ("count", "longest", "share", "label", "maximal", "exact")
 _SUFFIX = re.compile(r"(?:ies|ing|ed|es|s|e)$")
 
@@ -355,9 +356,17 @@ Columns = list[tuple[str, Float32]]
 
 
 def count_above(values: Float32, at: Float32) -> Float32:
-    """Return, for each of `at`, how many of `values` are strictly greater: the rank from 0, ties sharing the best."""
-    above = np.sort(values.take(np.flatnonzero(values > at.min())))  # what no place can depend on is not sorted
-    return (len(above) - np.searchsorted(above, at, side="right")).astype(np.float32)
+    """Return, for each of `at`, how many of `values` are greater: the rank from 0, ties sharing the best.
+
+    Values are counted in `BUCKETS` equal steps between the lowest of `at` and the highest value, since a sort would take
+    five times as long; two in the same step are a tie.
+    """
+    low, high = at.min(), values.max()
+    if not low < high:
+        return np.zeros(len(at), np.float32)
+    step, own = (((part - low) / (high - low) * np.float32(BUCKETS)).astype(np.int32) for part in (values, at))
+    count = np.bincount(np.maximum(step, 0), minlength=BUCKETS + 1)
+    return (len(values) - count.cumsum())[own].astype(np.float32)
 
 
 def build_features(

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from fusion.features import (
+    BUCKETS,
     GROUPS,
     PoolInputs,
     build_features,
@@ -160,6 +161,27 @@ def test_a_constant_lane_gives_zeros_and_shared_ranks() -> None:
     flat = np.full(5, 0.1, np.float32)
     np.testing.assert_array_equal(zscore(flat), np.zeros(5))
     np.testing.assert_array_equal(count_above(flat, flat), np.zeros(5))
+
+
+def test_ranks_by_hand_and_against_a_sort() -> None:
+    values = np.array([3, -1, 2.5, 2.5, 0, -7], np.float32)
+    np.testing.assert_array_equal(count_above(values, values[[0, 2, 3, 4, 1]]), [0, 1, 1, 3, 4])
+    generator = np.random.default_rng(0)
+    for scores in (generator.normal(size=9000), generator.exponential(size=9000) ** 3, np.arange(9000.0)):
+        lane = scores.astype(np.float32)
+        at = np.sort(lane)[::-1][: 500]
+        exact = np.array([(lane > value).sum() for value in at])
+        made = count_above(lane, at)
+        assert (made <= exact).all()  # within a step all share the best place
+        width = np.ptp(np.append(lane[lane >= at[-1]], at)) / BUCKETS
+        assert all((lane > value + 1.01 * width).sum() <= got for value, got in zip(at, made, strict=True))
+        assert (np.diff(made) >= 0).all()
+
+
+@pytest.mark.parametrize("size", [1e-40, 1e-10, 1e10, 1e30])
+def test_ranks_do_not_depend_on_the_scale(size: float) -> None:
+    values = (np.arange(6) * size).astype(np.float32)
+    np.testing.assert_array_equal(count_above(values, values), [5, 4, 3, 2, 1, 0])
 
 
 @pytest.mark.parametrize(
