@@ -358,15 +358,16 @@ Columns = list[tuple[str, Float32]]
 def count_above(values: Float32, at: Float32) -> Float32:
     """Return, for each of `at`, how many of `values` are greater: the rank from 0, ties sharing the best.
 
-    Values are counted in `BUCKETS` equal steps between the lowest of `at` and the highest value, since a sort would take
-    five times as long; two in the same step are a tie.
+    Values are counted in `BUCKETS` equal steps between the lowest of `at` and the highest value, since a sort takes five
+    times as long; two in the same step are a tie.
     """
     low, high = at.min(), values.max()
     if not low < high:
         return np.zeros(len(at), np.float32)
     step, own = (((part - low) / (high - low) * np.float32(BUCKETS)).astype(np.int32) for part in (values, at))
     count = np.bincount(np.maximum(step, 0), minlength=BUCKETS + 1)
-    return (len(values) - count.cumsum())[own].astype(np.float32)
+    ranks: Float32 = (len(values) - count.cumsum())[own].astype(np.float32)
+    return ranks
 
 
 def build_features(

@@ -14,7 +14,7 @@ from lanes.registry import build_lanes
 from lanes.tuned import Tower, group_codes, view_vectors
 from ranker.core.config import LaneConfig
 from ranker.core.errors import InputError, RankerError, ResourceError
-from train.lanes import Graded, Recipe, Trainer, cross_fit, figures
+from train.lanes import Graded, Recipe, Trainer, binary, cross_fit, figures
 
 RECIPE = Recipe(first_layer=1, epochs=12, batch=4, negatives=8, head_rate=0.02, layer_rate=1e-3)
 
@@ -114,3 +114,12 @@ def test_a_damaged_or_missing_tower_is_named(world, tmp_path):
     (tmp_path / "tower" / "tower.safetensors").write_bytes(data)
     with pytest.raises(InputError, match=r"is not the file that tower\.json describes"):
         Tower.load(tmp_path / "tower")
+
+
+def test_the_binary_control_keeps_gold_and_nothing_else(world):
+    *_, graded, _, _ = world
+    made = binary(graded).grades
+    assert made.dtype == np.int8
+    assert ((made == 4) == (graded.grades == 4)).all()
+    assert ((made == -1) == (graded.grades == -1)).all()
+    assert set(np.unique(made)) == {-1, 0, 4}

@@ -119,6 +119,11 @@ def load_grades(
     return ids, texts, tasks, grades
 
 
+def binary(graded: Graded) -> Graded:
+    """Return the same queries as if only gold were known: 4 stays, all else that was judged is 0."""
+    return replace(graded, grades=np.where((graded.grades >= 0) & (graded.grades < 4), np.int8(0), graded.grades))
+
+
 def lower_states(model: Any, tokenizer: Any, texts: Sequence[str], recipe: Recipe) -> list[Any]:
     """Return each text's hidden states below the first trained layer, float32[n_tokens, width] tensors."""
     import torch
@@ -338,6 +343,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     made.add_argument("--first-layer", type=positive, default=Recipe.first_layer, help="the layers below are frozen")
     made.add_argument("--layer-rate", type=float, default=Recipe.layer_rate, help="learning rate of the layers")
     made.add_argument("--seed", type=int, default=Recipe.seed)
+    made.add_argument("--targets", choices=("graded", "binary"), default="graded",
+                      help="binary is a control: grade 4 is right and every other skill is wrong")
     made.add_argument("--json", action="store_true", help="print the figures as one JSON object")
     arguments = made.parse_args(argv)
     if arguments.oof is None and arguments.out is None:
@@ -360,9 +367,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     groups = group_codes(taxonomy)
     views = view_vectors(arguments.model, EncoderPool(), taxonomy, groups)
-    trainer = Trainer(graded, views, arguments.model, recipe, groups)
+    taught = binary(graded) if arguments.targets == "binary" else graded
+    trainer = Trainer(taught, views, arguments.model, recipe, groups)
     identity = digest([asdict(recipe), VIEWS, groups, arguments.model, taxonomy.fingerprint, graded.texts,
-                       graded.folds.tolist(), digest(graded.grades.tobytes().hex())])[:16]
+                       graded.folds.tolist(), digest(taught.grades.tobytes().hex())])[:16]
     report: dict[str, Any] = {"recipe": asdict(recipe), "queries": len(graded.ids), "data": identity}
     if arguments.oof is not None:
         folder = cache_dir() / "towers" / identity
