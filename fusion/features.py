@@ -358,7 +358,7 @@ Columns = list[tuple[str, Float32]]
 def count_above(values: Float32, at: Float32) -> Float32:
     """Return, for each of `at`, how many of `values` are greater: the rank from 0, ties sharing the best.
 
-    Values are counted in `BUCKETS` equal steps between the lowest of `at` and the highest value, since a sort takes five
+    Values are counted in `BUCKETS` equal steps between the lowest of `at` and the highest value: a sort takes five
     times as long; two in the same step are a tie.
     """
     low, high = at.min(), values.max()
