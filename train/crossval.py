@@ -70,6 +70,14 @@ class GradedPool:
         """Return bool[n_queries]: which queries belong to one of the tasks."""
         return np.isin(np.array(self.tasks), names)
 
+    def rows(self, rows: Rows) -> GradedPool:
+        """Return some of the queries."""
+        return replace(
+            self, inputs=self.inputs.rows(rows), grades=self.grades[rows], ideal=self.ideal[rows],
+            tasks=tuple(self.tasks[i] for i in rows), query_ids=tuple(self.query_ids[i] for i in rows),
+            fingerprint=f"{self.fingerprint}-{hashlib.sha256(rows.tobytes()).hexdigest()[:8]}",
+        )
+
 
 @dataclass(frozen=True)
 class Recipe:
@@ -86,7 +94,7 @@ class Recipe:
     members : int
         Size of the bag.
     helper_weight : float
-        Weight of the rows of queries that only train; at 0 the prior alone counts them.
+        Weight of the rows of queries that only train.
     judge : bool
         Whether a judge is trained beside the members that order; figures of rankings need none.
     shuffled_prior : bool
@@ -193,8 +201,6 @@ def fit(
     The members that order see neither the texts that ask for no skill, which would teach them that the first of a pool
     is no better than the rest, nor the lanes' scores as they are. The judge sees both, those of trained lanes excepted.
     """
-    if recipe.helper_weight == 0:
-        train = train[~pool.of_task(HELPER_TASK)[train]]
     values, grades = table.values[train], pool.grades[train]
     weights = np.ones(grades.shape, np.float32)
     helper, negative = pool.of_task(HELPER_TASK)[train], pool.of_task(NEGATIVE_TASK)[train]

@@ -439,11 +439,7 @@ def nested(study: Study, recipe: Recipe) -> dict[str, Any]:
     for outer in sorted(set(folds.tolist()) - {-1}):
         inner = np.where(folds == outer, -2, folds)
         kept = np.flatnonzero(inner != -2)
-        pool = replace(
-            study.pool, inputs=study.pool.inputs.rows(kept), grades=study.pool.grades[kept],
-            ideal=study.pool.ideal[kept], tasks=tuple(study.pool.tasks[i] for i in kept),
-            query_ids=tuple(study.pool.query_ids[i] for i in kept), fingerprint=f"{study.pool.fingerprint}-{outer}",
-        )
+        pool = study.pool.rows(kept)
         static = FeatureTable(study.static.names, study.static.values[kept])
         small = replace(study, pool=pool, static=static, folds=(inner[kept],))
         tried = []
@@ -547,18 +543,21 @@ def prepare(
     pool = gather(pipeline, list(tasks), list(helpers), arguments.oof, negatives)
     graph = skill_graph(pipeline) if {"neighbours", "prior"} & set(groups) else None
     statics = load_statics(taxonomy, graph)
-    embeddings = query_embeddings(
-        pipeline, [pool.inputs.queries[i] for i in np.flatnonzero(~pool.of_task(HELPER_TASK))]
-    )
+    dense = [lane for lane in dense_lanes(pipeline) if lane.name not in pool.trained]
+    vectors = dense[0].vectors if dense else np.zeros((len(taxonomy), 0), np.float32)
+    helper = pool.of_task(HELPER_TASK)
+    readings = Readings.of(pool, dense[0].name if dense else "", vectors)
+    if arguments.helper_weight == 0:
+        readings = readings.rows(np.argsort(helper, kind="stable"))
+        pool = pool.rows(np.flatnonzero(~helper))
+    asked = [query for query, task in zip(pool.inputs.queries, pool.tasks, strict=True) if task != HELPER_TASK]
+    embeddings = query_embeddings(pipeline, asked)
     folds = query_folds(pool, embeddings, arguments.repetitions, Path(arguments.folds) if arguments.folds else None)
     params = {"gain": (EXPECTED_GAIN,), "lambdarank": (LAMBDARANK,), "both": (EXPECTED_GAIN, LAMBDARANK)}
     recipe = Recipe(
         groups=groups, params=params[arguments.objective], rounds=arguments.rounds, members=arguments.members,
         helper_weight=arguments.helper_weight,
     )
-    dense = [lane for lane in dense_lanes(pipeline) if lane.name not in pool.trained]
-    vectors = dense[0].vectors if dense else np.zeros((len(taxonomy), 0), np.float32)
-    readings = Readings.of(pool, dense[0].name if dense else "", vectors)
     return Study(pool, static_table(pool, statics, note), statics, readings, tuple(folds), arguments.workers), recipe
 
 
@@ -571,7 +570,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     made.add_argument("--config", required=True, help="system, by name or path")
     made.add_argument("--data", required=True, help="graded tasks: a folder in BEIR layout, or hub")
     made.add_argument("--helpers", help="more graded queries (BEIR layout) that train but are in no fold and no figure")
-    made.add_argument("--helper-weight", type=float, default=1.0, help="weight of their rows (default 1)")
+    made.add_argument("--helper-weight", type=float, default=1.0, help="weight of their rows (default 1); "
+                      "at 0 they teach the gate alone, which is quicker by far")
     made.add_argument("--negatives", metavar="FILE", default=str(NEGATIVES), help="texts that ask for no skill, one a "
                       "line, which gate and judge learn from (default: those in train/labels/data; none: without)")
     made.add_argument("--oof", action="append", default=[], metavar="NAME=FILE", help="out-of-fold scores of a lane "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ SPOKEN = 0.5  # probability from which a text, or a skill of it, counts as said
 
 @dataclass(frozen=True)
 class Readings:
-    """What a gate reads of every text of a pool.
+    """What a gate reads of every text of a pool, and of texts behind those that only ever train it.
 
     Attributes
     ----------
@@ -63,17 +63,23 @@ class Readings:
         return cls(tuple(scores), np.concatenate([levels(lane) for lane in scores.values()], axis=1), dense, basis,
                    points)
 
+    def rows(self, rows: NDArray[np.intp]) -> Readings:
+        """Return some of the texts."""
+        return replace(self, levels=self.levels[rows], points=self.points[rows])
+
     def fit(self, asks: NDArray[np.bool_], rows: NDArray[np.intp]) -> Gate:
         """Train a gate on some texts.
 
         Parameters
         ----------
-        asks : bool[n_queries]
-            Whether a text asks for a skill. Those that do not weigh `NEGATIVE_SHARE` of the others together, as for the
-            judge.
+        asks : bool[n_pool]
+            Whether a text of the pool asks for a skill; those behind it do. Those that do not weigh `NEGATIVE_SHARE` of
+            the others together, as for the judge.
         rows : intp[n]
-            The training texts, some of either kind.
+            The training texts of the pool, some of either kind.
         """
+        behind = np.arange(len(asks), len(self.levels))
+        rows, asks = np.concatenate([rows, behind]), np.concatenate([asks, np.ones(len(behind), bool)])
         mean, deviation = self.levels[rows].mean(axis=0), self.levels[rows].std(axis=0)
         # Levels and embedding have a length of about 1 each, so that one penalty serves both.
         scale = np.float64(self.levels.shape[1]) ** -0.5 / np.where(deviation < 1e-9, np.inf, deviation)
