@@ -20,7 +20,7 @@ from fusion.padded import Padded
 from fusion.prior import SkillPrior
 from ranker.core.artifacts import cache_dir, write_json
 from ranker.core.errors import ArgumentError, InputError
-from ranker.core.order import zscore
+from ranker.core.order import moments, standardise, zscore
 from ranker.core.taxonomy import Taxonomy
 from ranker.core.text import normalise, tokens
 from ranker.core.types import Float32, Int32
@@ -72,6 +72,11 @@ class PoolInputs:
         for name, (array, width) in wanted.items():
             if array.shape != (n, width):
                 raise InputError(f"{name} has shape {array.shape}; expected ({n}, {width}) for {n} queries")
+
+    @cached_property
+    def moments(self) -> dict[str, tuple[Float32, Float32]]:
+        """Mean and deviation of each lane over all skills, float32[n_queries, 1]; several readers share them."""
+        return {name: moments(lane) for name, lane in self.lanes.items()}
 
     def rows(self, rows: NDArray[np.intp]) -> PoolInputs:
         """Return the inputs of some of the queries."""
@@ -428,10 +433,11 @@ def build_features(
 
 def _prepare(inputs: PoolInputs, i: int, statics: Statics) -> _Query:
     pool = inputs.pool[i].astype(np.int64)
-    lanes = np.stack([lane[i] for lane in inputs.lanes.values()]).astype(np.float32, copy=False)
+    lanes = [lane[i] for lane in inputs.lanes.values()]
     base = np.ascontiguousarray(inputs.base[i], dtype=np.float32)
-    at = lanes.take(pool, axis=1)
+    at = np.stack([lane.take(pool) for lane in lanes]).astype(np.float32, copy=False)
     rank = np.stack([count_above(lane, here) for lane, here in zip(lanes, at, strict=True)])
+    mean, deviation = (np.stack([part[i] for part in side]) for side in zip(*inputs.moments.values(), strict=True))
     base_z = zscore(base)
     return _Query(
         text=inputs.queries[i],
@@ -439,7 +445,7 @@ def _prepare(inputs: PoolInputs, i: int, statics: Statics) -> _Query:
         lanes=tuple(inputs.lanes),
         columns={name: column[i] for name, column in inputs.columns.items()},
         score=at,
-        z=zscore(lanes, at),
+        z=standardise(at, mean, deviation),
         rank=rank,
         log_rank=np.log1p(rank),
         base=base_z,

@@ -7,7 +7,6 @@ is a weighted sum of the scores. The gate therefore needs no model, and nothing 
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fusion.features import PoolInputs
 from ranker.core.artifacts import atomic_path
 from ranker.core.errors import InputError, ResourceError
 from ranker.core.types import Float32
@@ -22,9 +22,9 @@ from ranker.core.types import Float32
 LEVELS = 3
 
 
-def levels(scores: Float32) -> Float32:
+def levels(inputs: PoolInputs, lane: str) -> Float32:
     """Return float32[n_queries, LEVELS]: the highest score of a lane over all skills, their mean, their deviation."""
-    return np.stack([scores.max(axis=1), scores.mean(axis=1), scores.std(axis=1)], axis=1)
+    return np.concatenate([inputs.lanes[lane].max(axis=1, keepdims=True), *inputs.moments[lane]], axis=1)
 
 
 @dataclass(frozen=True)
@@ -51,23 +51,23 @@ class Gate:
     dense: str
     direction: Float32
 
-    def __call__(self, lanes: Mapping[str, Float32]) -> Float32:
+    def __call__(self, inputs: PoolInputs) -> Float32:
         """Return the probability that a text asks for a skill.
 
         Parameters
         ----------
-        lanes : mapping of str to float32[n_queries, n_skills]
-            Scores of every lane.
+        inputs : PoolInputs
+            Scores of every lane; pool and columns are not read.
 
         Returns
         -------
         float32[n_queries]
             A query's own scores decide, to the bit.
         """
-        read = np.stack([levels(lanes[name]) for name in self.lanes], axis=1)
+        read = np.stack([levels(inputs, name) for name in self.lanes], axis=1)
         odds = self.offset + (read * self.weights).sum(axis=(1, 2))
         if self.dense:
-            odds = odds + (lanes[self.dense] * self.direction).sum(axis=1)
+            odds = odds + (inputs.lanes[self.dense] * self.direction).sum(axis=1)
         probability: Float32 = np.exp(-np.logaddexp(0, -odds)).astype(np.float32)
         return probability
 

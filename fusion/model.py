@@ -110,7 +110,7 @@ class FusionModel:
                 f"makes {len(table.names)} ({feature_hash(table.names)}): {detail}; run python -m train.fusion anew"
             )
         scores, level = self.bag.score(table.values)
-        asks = np.ones(1, np.float32) if self.gate is None else self.gate(inputs.lanes)
+        asks = np.ones(1, np.float32) if self.gate is None else self.gate(inputs)
         probabilities = {grade: curve(level) * asks[:, None] for grade, curve in self.calibrations.items()}
         if self.override:
             scores = apply_override(scores, exact_names(table))

@@ -26,7 +26,7 @@ from lanes.registry import build_lanes
 from ranker.core.config import SystemConfig, load_config
 from ranker.core.errors import ArgumentError, RankerError
 from ranker.core.match import matched_name, spaced
-from ranker.core.order import top_rows, zscore
+from ranker.core.order import standardise, top_rows, zscore
 from ranker.core.sources import load_taxonomy
 from ranker.core.taxonomy import Taxonomy
 from ranker.core.text import normalise
@@ -524,7 +524,8 @@ class SkillRanker:
     def _records(self, chunk: Scored, j: int, min_probability: float | None) -> Iterator[RankedSkill]:
         inputs = chunk.inputs
         found = chunk.rows[j]
-        z = np.stack([zscore(scores[j], scores[j, found]) for scores in inputs.lanes.values()], axis=1)
+        moments = {name: (mean[j], deviation[j]) for name, (mean, deviation) in inputs.moments.items()}
+        z = np.stack([standardise(lane[j, found], *moments[name]) for name, lane in inputs.lanes.items()], axis=1)
         lanes = np.round(z.astype(np.float64), 2).tolist()
         words = spaced(inputs.queries[j])
         for rank, row in enumerate(map(int, found)):

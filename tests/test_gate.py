@@ -10,6 +10,7 @@ import pytest
 from test_bag import model
 from test_train_fusion import graded
 
+from fusion.features import PoolInputs
 from fusion.gate import LEVELS, Gate, levels
 from fusion.model import FusionModel
 from ranker.core.errors import InputError, ResourceError
@@ -42,10 +43,11 @@ def pointed(n: int = 60, seed: int = 0) -> tuple[GradedPool, np.ndarray, np.ndar
 
 def test_a_gate_by_hand() -> None:
     scores = np.array([[1.0, 3.0], [0.0, 0.0]], np.float32)
-    np.testing.assert_array_equal(levels(scores), [[3, 2, 1], [0, 0, 0]])
+    inputs = PoolInputs(["x", "y"], {"a": scores}, scores, np.zeros((2, 1), np.int32))
+    np.testing.assert_array_equal(levels(inputs, "a"), [[3, 2, 1], [0, 0, 0]])
     gate = Gate(("a",), np.array([[1.0, -2.0, 4.0]]), 0.5, "a", np.array([0.25, -1], np.float32))
     odds = 0.5 + 3 - 4 + 4 + 0.25 - 3
-    np.testing.assert_allclose(gate({"a": scores}), [1 / (1 + np.exp(-odds)), 1 / (1 + np.exp(-0.5))], rtol=1e-6)
+    np.testing.assert_allclose(gate(inputs), [1 / (1 + np.exp(-odds)), 1 / (1 + np.exp(-0.5))], rtol=1e-6)
 
 
 def test_a_text_is_judged_alone_and_changes_no_order() -> None:
@@ -53,7 +55,7 @@ def test_a_text_is_judged_alone_and_changes_no_order() -> None:
     gated = replace(plain, gate=by_hand())
     before, after = plain.score(inputs), gated.score(inputs)
     np.testing.assert_array_equal(after.scores, before.scores)
-    asks = by_hand()(inputs.lanes)
+    asks = by_hand()(inputs)
     assert asks.std() > 0.05
     for grade in (2, 3):
         np.testing.assert_array_equal(after.probabilities[grade], before.probabilities[grade] * asks[:, None])
@@ -134,7 +136,7 @@ def test_texts_without_a_skill_weigh_the_same_however_many_there_are() -> None:
     twice = np.concatenate([np.arange(60), np.flatnonzero(pool.of_task(NEGATIVE_TASK))])
     readings = Readings.of(pool, "dense", vectors)
     asks = ~pool.of_task(NEGATIVE_TASK)
-    once, more = (readings.fit(asks, rows)(pool.inputs.lanes) for rows in (np.arange(60), twice))
+    once, more = (readings.fit(asks, rows)(pool.inputs) for rows in (np.arange(60), twice))
     assert np.abs(once.mean() - more.mean()) < 0.02  # unweighted, the mean is the share of those that ask
 
 
@@ -168,3 +170,17 @@ def test_figures_by_hand() -> None:
         "without_a_skill": {"let_through": 0.5, "spoken_ungated": 1.0, "spoken": 0.5},
         "graded": {"held_back": 0.5, "spoken_ungated": 1.0, "spoken": 0.5},
     }
+
+
+def test_helpers_behind_the_pool_teach_a_gate_as_those_in_it_do() -> None:
+    pool, vectors, _ = pointed()
+    tasks = tuple(HELPER_TASK if i % 7 == 0 and task != NEGATIVE_TASK else task for i, task in enumerate(pool.tasks))
+    whole = replace(pool, tasks=tasks)
+    helper = whole.of_task(HELPER_TASK)
+    readings = Readings.of(whole, "dense", vectors)
+    inside = readings.fit(~whole.of_task(NEGATIVE_TASK), np.arange(60))(pool.inputs)
+    small = whole.rows(np.flatnonzero(~helper))
+    behind = readings.rows(np.argsort(helper, kind="stable"))
+    assert 0 < helper.sum() == len(behind.levels) - len(small.tasks)
+    made = behind.fit(~small.of_task(NEGATIVE_TASK), np.arange(len(small.tasks)))(pool.inputs)
+    np.testing.assert_allclose(made, inside, atol=1e-4)

@@ -145,6 +145,27 @@ def test_helpers_train_but_are_in_no_figure() -> None:
     assert evaluate(helped, broken) == result
 
 
+def test_helpers_of_weight_0_teach_the_gate_alone(tmp_path, capsys) -> None:
+    config = write_config(tmp_path / "c.yaml", write_esco(tmp_path / "esco"))
+    data, helpers = write_tasks(tmp_path / "data"), write_tasks(tmp_path / "helpers", n_tasks=1, seed=5)
+    given = ["--config", config, "--data", data, "--members", "1", "--rounds", "5", "--repetitions", "1", "--json"]
+    reports = []
+    for name, more in (("none", []), ("0", ["--helpers", helpers, "--helper-weight", "0"]), ("1", ["--helpers", helpers])):
+        main([*map(str, [*given, *more, "--out", tmp_path / name])])
+        reports.append(json.loads(capsys.readouterr().out))
+    without_them, at_0, at_1 = reports
+    for key in ("queries", "cv", "task_left_out"):
+        assert at_0[key] == without_them[key]
+    assert at_1["cv"]["macro"] != without_them["cv"]["macro"]
+
+    def same(file: str) -> bool:
+        return (tmp_path / "0" / file).read_bytes() == (tmp_path / "none" / file).read_bytes()
+
+    assert same("member-00.txt")
+    assert same("prior.npz")
+    assert not same("gate.npz")
+
+
 def test_texts_without_a_skill_are_scored_out_of_fold_count_in_no_figure_and_reach_no_prior() -> None:
     from dataclasses import replace
 

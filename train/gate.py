@@ -60,7 +60,7 @@ class Readings:
         # The least-squares answer to scores = vectors @ embedding; some encoders leave directions unused.
         basis = (wide @ np.linalg.pinv(wide.T @ wide, rcond=1e-6, hermitian=True)).astype(np.float32)
         points = scores[dense] @ basis if dense else np.zeros((len(pool.tasks), 0), np.float32)
-        return cls(tuple(scores), np.concatenate([levels(lane) for lane in scores.values()], axis=1), dense, basis,
+        return cls(tuple(scores), np.concatenate([levels(pool.inputs, name) for name in scores], axis=1), dense, basis,
                    points)
 
     def rows(self, rows: NDArray[np.intp]) -> Readings:
@@ -105,7 +105,7 @@ def cross_fit(pool: GradedPool, readings: Readings, folds: NDArray[np.intp]) -> 
     made = np.full(len(folds), np.nan, np.float32)
     for fold in sorted(set(folds.tolist()) - {-1}):
         held = np.flatnonzero(folds == fold)
-        made[held] = readings.fit(asks, np.flatnonzero(folds != fold))(pool.inputs.rows(held).lanes)
+        made[held] = readings.fit(asks, np.flatnonzero(folds != fold))(pool.inputs.rows(held))
     return made
 
 

@@ -21,12 +21,21 @@ def zscore(scores: Float32, at: Float32 | None = None) -> Float32:
     -------
     float32[..., m]
     """
-    mean = scores.mean(axis=-1, keepdims=True, dtype=np.float64).astype(np.float32)
-    centred = scores - mean
+    return standardise(scores if at is None else at, *moments(scores))
+
+
+def moments(scores: Float32) -> tuple[Float32, Float32]:
+    """Return mean and standard deviation along the last axis, float32[..., 1] each."""
+    mean: Float32 = scores.mean(axis=-1, keepdims=True, dtype=np.float64).astype(np.float32)
     # In single precision, but NumPy adds pairwise: good to six digits. A constant row gives exact zeros.
-    deviation = np.sqrt(np.square(centred).mean(axis=-1, keepdims=True))
+    deviation: Float32 = np.sqrt(np.square(scores - mean).mean(axis=-1, keepdims=True))
+    return mean, deviation
+
+
+def standardise(scores: Float32, mean: Float32, deviation: Float32) -> Float32:
+    """Return scores less the mean, over the deviation; zeros where that is none."""
+    z = scores - mean
     # What is as good as constant must not be blown up into a signal.
-    z: Float32 = centred if at is None else at - mean
     z /= np.where(deviation > 1e-9, deviation, np.float32(np.inf))
     return z
 
