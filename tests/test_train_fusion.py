@@ -150,7 +150,8 @@ def test_helpers_of_weight_0_teach_the_gate_alone(tmp_path, capsys) -> None:
     data, helpers = write_tasks(tmp_path / "data"), write_tasks(tmp_path / "helpers", n_tasks=1, seed=5)
     given = ["--config", config, "--data", data, "--members", "1", "--rounds", "5", "--repetitions", "1", "--json"]
     reports = []
-    for name, more in (("none", []), ("0", ["--helpers", helpers, "--helper-weight", "0"]), ("1", ["--helpers", helpers])):
+    helped = ["--helpers", helpers]
+    for name, more in (("none", []), ("0", [*helped, "--helper-weight", "0"]), ("1", helped)):
         main([*map(str, [*given, *more, "--out", tmp_path / name])])
         reports.append(json.loads(capsys.readouterr().out))
     without_them, at_0, at_1 = reports
