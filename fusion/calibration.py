@@ -121,12 +121,16 @@ def fit_isotonic(scores: Reals, relevant: NDArray[np.bool_], *, knots: int = 200
     return Calibration("isotonic", tuple(centre.tolist()), tuple(np.clip(level, 0, 1).tolist()))
 
 
+def reliability(probability: Reals, relevant: NDArray[np.bool_], *, bins: int = 15) -> NDArray[np.float64]:
+    """Return float64[bins, 3] over bins of equal width: pairs, sum of their probabilities, how many are relevant."""
+    place = np.minimum((np.asarray(probability) * bins).astype(int), bins - 1)
+    weights = (None, probability, relevant.astype(np.float64))
+    return np.stack([np.bincount(place, weight, bins) for weight in weights], axis=1).astype(np.float64)
+
+
 def calibration_error(probability: Reals, relevant: NDArray[np.bool_], *, bins: int = 15) -> float:
     """Return the expected calibration error over bins of equal width (Guo et al. 2017, equation 3)."""
-    place = np.minimum((np.asarray(probability) * bins).astype(int), bins - 1)
-    count = np.bincount(place, minlength=bins)
-    said = np.bincount(place, weights=probability, minlength=bins)
-    true = np.bincount(place, weights=relevant.astype(np.float64), minlength=bins)
+    count, said, true = reliability(probability, relevant, bins=bins).T
     return float(np.abs(said - true).sum() / max(int(count.sum()), 1))
 
 

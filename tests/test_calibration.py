@@ -16,6 +16,7 @@ from fusion.calibration import (
     choose_calibration,
     fit_isotonic,
     fit_platt,
+    reliability,
     threshold_table,
 )
 from ranker.core.errors import InputError
@@ -112,3 +113,10 @@ def test_a_damaged_calibration_is_refused(value: dict, message: str) -> None:
 def test_threshold_table_by_hand() -> None:
     (row,) = threshold_table(np.array([0.9, 0.6, 0.2]), np.array([True, False, True]), 2, at=(0.5,))
     assert row == {"min_probability": 0.5, "precision": 0.5, "recall": 0.5, "skills_per_query": 1.0}
+
+
+def test_reliability_and_its_error_by_hand() -> None:
+    probability = np.array([0.1, 0.2, 0.6, 0.7, 1.0])
+    relevant = np.array([False, True, True, False, True])
+    np.testing.assert_allclose(reliability(probability, relevant, bins=2), [[2, 0.3, 1], [3, 2.3, 2]])
+    assert calibration_error(probability, relevant, bins=2) == pytest.approx((0.7 + 0.3) / 5)

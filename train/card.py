@@ -3,7 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
+
+import numpy as np
+
+from ranker.core.artifacts import atomic_path
+from ranker.core.errors import missing_extra
+
+
+def plot_calibration(calibration: Mapping[str, Any], target: Path) -> None:
+    """Draw how often skills of a probability are relevant, from `reliability` of each grade threshold.
+
+    Raises
+    ------
+    ResourceError
+        If matplotlib is not installed, or the file cannot be written.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise missing_extra("matplotlib", "train") from error
+    figure = Figure(figsize=(5, 5), layout="constrained")
+    axes = figure.subplots()
+    axes.plot([0, 1], [0, 1], color="grey", linewidth=1, linestyle="--", label="as it should be")
+    for grade, marker, beside in (("2", "o", (4, -9)), ("3", "s", (-20, 6))):
+        bins = np.array(calibration[grade]["reliability"])
+        count, said, true = bins[bins[:, 0] > 0].T
+        axes.plot(said / count, true / count, marker=marker, label=f"grade {grade} or better")
+        for x, y, pairs in zip(said / count, true / count, count, strict=True):
+            axes.annotate(f"{int(pairs):,}", (x, y), xytext=beside, textcoords="offset points", fontsize=6)
+    axes.set(xlabel="probability", ylabel="share of skills that are", xlim=(0, 1), ylim=(0, 1))
+    axes.set_title("Pool skills of graded queries, out of fold (pairs at each point)", fontsize=9)
+    axes.legend(loc="upper left")
+    with atomic_path(target) as path:
+        figure.savefig(path, dpi=110, metadata={"Software": None})
 
 
 def fusion_card(name: str, about: Mapping[str, Any], report: Mapping[str, Any]) -> str:
@@ -58,6 +92,8 @@ Probabilities (expected calibration error, fitted and read in different folds):
 {calibration}
 
 {nothing}
+
+![calibration](calibration.png)
 
 Graded queries cut at a probability of grade >= 2 (map and gate of other folds):
 

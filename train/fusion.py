@@ -20,7 +20,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fusion.bag import EXPECTED_GAIN, LAMBDARANK, BagScores
-from fusion.calibration import THRESHOLDS, Calibration, calibration_error, choose_calibration, threshold_table
+from fusion.calibration import (
+    THRESHOLDS,
+    Calibration,
+    calibration_error,
+    choose_calibration,
+    reliability,
+    threshold_table,
+)
 from fusion.features import GROUPS, FeatureTable, PoolInputs, Statics, load_statics
 from fusion.model import FusionModel
 from fusion.override import apply_override, exact_names
@@ -42,7 +49,7 @@ from ranker.core.types import Float32, Int32
 from ranker.pipeline import Pipeline
 from ranker.plan import announce
 from rerankers.cascade import run_columns
-from train.card import fusion_card
+from train.card import fusion_card, plot_calibration
 from train.crossval import (
     HELPER_TASK,
     NEGATIVE_TASK,
@@ -403,6 +410,7 @@ def calibrate(study: Study, recipe: Recipe) -> tuple[dict[int, Calibration], dic
             "expected_calibration_error": chosen.error,
             "graded_calibration_error": calibration_error(said[asks].ravel(), relevant[asks].ravel()),
             "whole_calibration_error": calibration_error(said.ravel(), relevant.ravel()),
+            "reliability": reliability(said[asks].ravel(), relevant[asks].ravel()).tolist(),
             "thresholds": threshold_table(said[asks].ravel(), relevant[asks].ravel(), int(asks.sum())),
             "without_a_skill": {
                 "texts": int((~asks).sum()),
@@ -518,6 +526,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         model.save(folder)
         report["importance"] = dict(list(model.bag.importance().items())[:25])
         write_json(folder / "report.json", report)
+        plot_calibration(report["calibration"], folder / "calibration.png")
         (folder / "README.md").write_text(fusion_card(config.name, about, report), encoding="utf-8")
     report["seconds"] = round(time.monotonic() - started, 1)
     if arguments.json:
