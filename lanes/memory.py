@@ -116,13 +116,16 @@ class Memory:
         """
         for name in ("memory.json", "memory.npz"):
             if not (folder / name).is_file():
-                raise ResourceError(f"no {name} in {folder}; run: python -m train.memory --out {folder}")
+                advice = f"restore it, or fill it: python -m train.memory --helpers DIR --out {folder}"
+                raise ResourceError(f"no {name} in {folder}; {advice}")
         try:
             about = json.loads((folder / "memory.json").read_text(encoding="utf-8"))
             if about["format"] != FORMAT:
                 raise InputError(f"{folder}/memory.json is of another format; make it anew")
             if sha256_file(folder / "memory.npz") != about["sha256"]:
-                raise InputError(f"{folder}/memory.npz is not the file that memory.json describes; fetch it anew")
+                raise InputError(f"{folder}/memory.npz is not the file that memory.json describes; restore it")
+            if not about["labels"]:
+                raise InputError(f"{folder} remembers no label; fill it with labelled texts by train.memory")
             with np.load(folder / "memory.npz", allow_pickle=False) as stored:
                 return cls(
                     model=about["model"],

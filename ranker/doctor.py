@@ -192,6 +192,7 @@ def checkpoint_checks(folder: Path) -> Iterator[Check]:
         except (OSError, ValueError) as error:
             yield Check(name, FAIL, f"no readable manifest.json ({error})", "restore or retrain it")
             continue
+        listed |= _lane_files(place)
         missing = [file for file in listed if not (place / file).is_file()]
         changed = [f for f, sha in listed.items() if f not in missing and sha and sha256_file(place / f) != sha]
         if missing or changed:
@@ -208,6 +209,19 @@ def _listed_files(manifest: object) -> dict[str, str]:
     if isinstance(files, dict):
         return {str(file): sha if isinstance(sha, str) else "" for file, sha in files.items()}
     return {str(file): "" for file in files} if isinstance(files, list) else {}
+
+
+def _lane_files(place: Path) -> dict[str, str]:
+    """Return {file: SHA-256} of what lanes read, which tower.json and memory.json beside it state."""
+    found = {}
+    for about in sorted(place.glob("*/*.json")):
+        if about.stem in (kinds := {"tower": ".safetensors", "memory": ".npz"}):
+            try:
+                sha = str(json.loads(about.read_text(encoding="utf-8"))["sha256"])
+            except (OSError, ValueError, KeyError, TypeError):
+                sha = "unreadable"
+            found[str(about.with_suffix(kinds[about.stem]).relative_to(place))] = sha
+    return found
 
 
 def hub_check(endpoint: str, *, offline: bool, seconds: float = HUB_SECONDS) -> Check:

@@ -97,7 +97,8 @@ def run_key(config: SystemConfig, taxonomy: Taxonomy, task: GradedTask, top_k: i
 
         folder = Path(config.fusion.checkpoint)
         folder = folder if folder.is_dir() else CHECKPOINT_DIR / folder
-        fusion["files"] = {path.name: sha256_file(path) for path in sorted(folder.glob("*")) if path.is_file()}
+        files = sorted(path for path in folder.rglob("*") if path.is_file())  # the lanes' own lie in folders of it
+        fusion["files"] = {path.relative_to(folder).as_posix(): sha256_file(path) for path in files}
     queries = list(zip(task.query_ids, task.queries, strict=True))
     return digest([config.digest, fusion, taxonomy.fingerprint, task.name, task.split, queries, top_k])[:16]
 

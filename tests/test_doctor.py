@@ -112,6 +112,27 @@ def test_checkpoints_are_compared_with_their_manifests(tmp_path):
     assert "w.bin is missing" in found["missing"].found
 
 
+def test_what_lanes_read_is_checked_by_the_hash_beside_it(tmp_path):
+    (tmp_path / "bag" / "memory").mkdir(parents=True)
+    (tmp_path / "bag" / "manifest.json").write_text("{}", encoding="utf-8")
+    file, about = (tmp_path / "bag" / "memory" / f"memory.{end}" for end in ("npz", "json"))
+    file.write_bytes(b"labels")
+    about.write_text(json.dumps({"sha256": hashlib.sha256(b"labels").hexdigest()}), encoding="utf-8")
+
+    def state() -> str:
+        (check,) = doctor.checkpoint_checks(tmp_path)
+        return f"{check.status} {check.found}"
+
+    assert state() == "ok manifest readable, 1 files listed and there, 1 by hash"
+    file.write_bytes(b"label")
+    assert state() == "fail memory/memory.npz has changed"
+    file.unlink()
+    assert state() == "fail memory/memory.npz is missing"
+    file.write_bytes(b"labels")
+    about.write_text("{", encoding="utf-8")
+    assert state() == "fail memory/memory.npz has changed"
+
+
 def test_cached_arrays(tmp_path):
     assert doctor.cache_check(tmp_path / "none").status == "warn"
     (tmp_path / "a.npy").write_bytes(b"0" * 2_000_000)

@@ -176,7 +176,7 @@ def test_the_command_fills_what_a_config_then_serves(tmp_path, capsys, monkeypat
     )
     given = [*map(str, ["--config", config, "--model", model, "--helpers", helpers])]
     assert main([*given, "--out", str(tmp_path / "out")]) == 0
-    assert capsys.readouterr().out.strip() == "2 texts with 2 labels remembered, 1 left out"  # a skill's name
+    assert capsys.readouterr().out.strip() == "2 texts with 2 labels remembered; 1 left out that are a skill's name"
     from ranker import SkillRanker
 
     found = SkillRanker.load(config).rank(["gluing broken vases"], top_k=3)[0].skills
@@ -196,3 +196,36 @@ def test_the_command_fills_what_a_config_then_serves(tmp_path, capsys, monkeypat
             main([*judged, *more])
     with pytest.raises(ArgumentError, match="--oof is of the queries of --data"):
         main([*given, "--oof", "known=x.npy"])
+
+
+def test_rows_that_cannot_be_used_are_named_and_an_empty_memory_is_refused(tmp_path, capsys) -> None:
+    esco, model = write_esco(tmp_path / "esco"), write_tiny_bert(tmp_path / "bert")
+    config = tmp_path / "c.yaml"
+    config.write_text(
+        f"name: c\ntaxonomy: {{source: official, path: {esco}}}\nlanes:\n  - {{name: bm25, family: bm25}}\n"
+        "pool: {size: 50, weights: {bm25: 1.0}}\n",
+        encoding="utf-8",
+    )
+
+    def fill(name: str, queries: str, qrels: str) -> int:
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "queries.jsonl").write_text(queries, encoding="utf-8")
+        (folder / "qrels.tsv").write_text("query-id\tcorpus-id\tscore\n" + qrels, encoding="utf-8")
+        given = ["--config", config, "--model", model, "--helpers", folder, "--out", tmp_path / f"{name}-out"]
+        return main([*map(str, given)])
+
+    good = json.dumps({"_id": "a", "text": "gluing vases"}) + "\n"
+    assert fill("mixed", good + "not JSON\n", f"a\t{BASE}004\t3\na\t{BASE}005\t7\na\turn:none\t2\n") == 7
+    said = capsys.readouterr().err
+    for what in ("queries.jsonl, line 2", "qrels.tsv, line 3", "urn:none is not in the taxonomy"):
+        assert what in said
+    with pytest.raises(InputError, match="holds no text with a skill of grade 1 or more"):
+        fill("names", json.dumps({"_id": "a", "text": "Cut stone walls"}) + "\n", f"a\t{BASE}004\t3\n")
+    assert not (tmp_path / "names-out").exists()
+
+
+def test_a_memory_without_labels_is_not_served(tmp_path) -> None:
+    Memory.of("m", np.eye(2, dtype=np.float32), np.zeros((2, 3), np.int8), ("a", "b", "c")).save(tmp_path)
+    with pytest.raises(InputError, match="remembers no label"):
+        Memory.load(tmp_path)

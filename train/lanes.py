@@ -86,7 +86,7 @@ def load_graded(
     Judged queries get the folds that `train.fusion` gives them in its first repetition; a helper that is a
     near-duplicate of a judged query gets that query's fold, the others are dealt out in turn.
     """
-    ids, texts, tasks, grades = load_grades(taxonomy, data, helpers, strip_bullets=strip_bullets)
+    ids, texts, tasks, grades, _ = load_grades(taxonomy, data, helpers, strip_bullets=strip_bullets)
     encoder = EncoderPool().get(model)
     clusters = duplicate_clusters(texts, np.stack([encoder.query(text) for text in texts]))
     n = sum(task != HELPER_TASK for task in tasks)
@@ -103,11 +103,18 @@ def load_graded(
 
 def load_grades(
     taxonomy: Taxonomy, data: str | None, helpers: str | None, *, strip_bullets: bool
-) -> tuple[list[str], list[str], list[str], NDArray[np.int8]]:
-    """Load ids, normalised texts, tasks and grades, int8[n_queries, n_skills], in the order of `Graded`."""
-    judged = sorted(load_tasks(data, taxonomy=taxonomy), key=lambda task: task.name) if data else []
-    extra = sorted(load_tasks(helpers, taxonomy=taxonomy), key=lambda task: task.name) if helpers else []
+) -> tuple[list[str], list[str], list[str], NDArray[np.int8], list[str]]:
+    """Load ids, normalised texts, tasks and grades, int8[n_queries, n_skills], in the order of `Graded`.
+
+    Rows and tasks that cannot be used are left out, named on stderr, and come last.
+    """
+    sets = [load_tasks(source, taxonomy=taxonomy) if source else () for source in (data, helpers)]
+    judged, extra = (sorted(tasks, key=lambda task: task.name) for tasks in sets)
     ordered = [*judged, *extra]
+    problems = [f"{name}: {why}" for tasks in sets for name, why in getattr(tasks, "failed", {}).items()]
+    problems += [problem for task in ordered for problem in task.problems]
+    for problem in problems:
+        note(f"left out: {problem}")
     texts = [normalise(query, strip_bullets=strip_bullets) for task in ordered for query in task.queries]
     tasks = [task.name if i < len(judged) else HELPER_TASK for i, task in enumerate(ordered) for _ in task.queries]
     ids = [query_id for task in ordered for query_id in task.query_ids]
@@ -116,7 +123,7 @@ def load_grades(
         for uri, grade in qrels.items():
             if uri in taxonomy.index:
                 grades[row, taxonomy.index[uri]] = grade
-    return ids, texts, tasks, grades
+    return ids, texts, tasks, grades, problems
 
 
 def binary(graded: Graded) -> Graded:

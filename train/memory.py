@@ -1,4 +1,4 @@
-"""Fill the memory lane with labelled texts: their embeddings and grades.
+"""Fill the memory lanes with labelled texts: their embeddings and grades.
 
 Only helpers are remembered, never a query that figures are measured on, and no text that is a skill's own name: the
 taxonomy knows those, and held-out queries of name normalisation may be among them. Out-of-fold scores leave out every
@@ -24,7 +24,7 @@ from lanes.memory import TEMPERATURE, K, Memory, recall
 from ranker.core.artifacts import atomic_path
 from ranker.core.cli import emit, parser, run, say, table
 from ranker.core.config import SystemConfig, load_config
-from ranker.core.errors import ArgumentError
+from ranker.core.errors import EXIT_OK, EXIT_PARTIAL, ArgumentError, InputError
 from ranker.core.sources import load_taxonomy
 from ranker.core.taxonomy import Taxonomy
 from ranker.core.types import Float32
@@ -125,7 +125,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     config = load_config(arguments.config)
     wanted = [(lane, Path(file), *options(config, lane)) for lane, _, file in (o.partition("=") for o in arguments.oof)]
     taxonomy = load_taxonomy(config.taxonomy)
-    ids, texts, tasks, grades = load_grades(
+    ids, texts, tasks, grades, problems = load_grades(
         taxonomy, arguments.data, arguments.helpers, strip_bullets=config.strip_bullets
     )
     graded = Graded(tuple(ids), tuple(texts), tuple(tasks), grades, np.zeros(len(ids), np.intp))  # no fold is needed
@@ -134,6 +134,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     vectors = np.stack([encoder.query(text) for text in texts]).astype(np.float16).astype(np.float32)
     rows = remembered(graded, taxonomy)
     memory = Memory.of(arguments.model, vectors[rows], grades[rows], taxonomy.uri)
+    if not len(memory.skills):
+        raise InputError(f"{arguments.helpers} holds no text with a skill of grade 1 or more, skills' own names apart")
     report: dict[str, Any] = {"texts": len(rows), "labels": len(memory.skills), "out_of_fold": {}}
     if arguments.out is not None:
         memory.save(arguments.out)
@@ -148,10 +150,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         lines = [[lane, *result["tasks"].values(), result["macro"], result["nonsense"]] for lane, result in found]
         say(table(lines, ["lane", *next(iter(found))[1]["tasks"], "macro", "nonsense"]))
     else:
-        say(f"{len(rows)} texts with {len(memory.skills)} labels remembered, {len(ids) - len(rows)} left out")
+        names = tasks.count(HELPER_TASK) - len(rows)
+        say(f"{len(rows)} texts with {len(memory.skills)} labels remembered; {names} left out that are a skill's name")
     if arguments.json:
         emit(report)
-    return 0
+    return EXIT_PARTIAL if problems else EXIT_OK
 
 
 if __name__ == "__main__":
