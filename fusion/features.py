@@ -369,8 +369,9 @@ def count_above(values: Float32, at: Float32) -> Float32:
     low, high = at.min(), values.max()
     if not low < high:
         return np.zeros(len(at), np.float32)
-    step, own = (((part - low) / (high - low) * np.float32(BUCKETS)).astype(np.int32) for part in (values, at))
-    count = np.bincount(np.maximum(step, 0), minlength=BUCKETS + 1)
+    above = np.maximum(values, low)
+    step, own = (((part - low) / (high - low) * np.float32(BUCKETS)).astype(np.int32) for part in (above, at))
+    count = np.bincount(step, minlength=BUCKETS + 1)
     ranks: Float32 = (len(values) - count.cumsum())[own].astype(np.float32)
     return ranks
 

@@ -8,7 +8,6 @@ hold the skill. Nothing is trained: a text that is added to the memory counts fr
 
 from __future__ import annotations
 
-import json
 import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,12 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
+from lanes.checkpoint import checkpoint_folder, read_about
 from lanes.encoder import EncoderPool
 from lanes.tiles import Tiles
 from lanes.views import check_number, unfitted
 from ranker.core.artifacts import atomic_path, sha256_file, write_json
-from ranker.core.config import CONFIG_DIR
-from ranker.core.errors import InputError, ResourceError
+from ranker.core.errors import InputError
 from ranker.core.order import top_rows
 from ranker.core.taxonomy import Taxonomy
 from ranker.core.types import Float32
@@ -114,16 +113,9 @@ class Memory:
         InputError
             If it is of another format or damaged.
         """
-        for name in ("memory.json", "memory.npz"):
-            if not (folder / name).is_file():
-                advice = f"restore it, or fill it: python -m train.memory --helpers DIR --out {folder}"
-                raise ResourceError(f"no {name} in {folder}; {advice}")
+        missing = f"restore it, or fill it: python -m train.memory --helpers DIR --out {folder}"
         try:
-            about = json.loads((folder / "memory.json").read_text(encoding="utf-8"))
-            if about["format"] != FORMAT:
-                raise InputError(f"{folder}/memory.json is of another format; make it anew")
-            if sha256_file(folder / "memory.npz") != about["sha256"]:
-                raise InputError(f"{folder}/memory.npz is not the file that memory.json describes; restore it")
+            about = read_about(folder, "memory.npz", FORMAT, missing=missing, changed="restore it")
             if not about["labels"]:
                 raise InputError(f"{folder} remembers no label; fill it with labelled texts by train.memory")
             with np.load(folder / "memory.npz", allow_pickle=False) as stored:
@@ -183,8 +175,7 @@ class MemoryLane:
         check_number(k, 1, 100_000, option="k", lane=name, whole=True)
         check_number(temperature, 0.001, 10, option="temperature", lane=name)
         self.name = name
-        folder = Path(checkpoint)
-        self.memory = Memory.load(folder if folder.is_dir() else CONFIG_DIR.parent / "checkpoints" / checkpoint)
+        self.memory = Memory.load(checkpoint_folder(checkpoint))
         self.encoder = encoders.get(self.memory.model)
         self._k, self._temperature = k, temperature
         self._texts: Tiles | None = None

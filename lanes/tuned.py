@@ -20,14 +20,14 @@ from pathlib import Path
 import numpy as np
 
 from lanes import bert
+from lanes.checkpoint import checkpoint_folder, read_about
 from lanes.dense import DenseLane
 from lanes.encoder import EncoderPool, NumpyBackend, unit
 from lanes.graph import neighbours, parents
 from lanes.tiles import Tiles
 from lanes.views import unfitted
 from ranker.core.artifacts import cached_array, sha256_file
-from ranker.core.config import CONFIG_DIR
-from ranker.core.errors import InputError, ResourceError
+from ranker.core.errors import InputError
 from ranker.core.taxonomy import Taxonomy
 from ranker.core.types import Float32
 
@@ -101,15 +101,11 @@ class Tower:
         """
         from safetensors.numpy import load_file
 
-        for name in ("tower.json", "tower.safetensors"):
-            if not (folder / name).is_file():
-                raise ResourceError(f"no {name} in {folder}; run: python -m train.lanes --out {folder}")
+        missing = f"run: python -m train.lanes --out {folder}"
         try:
-            about = json.loads((folder / "tower.json").read_text(encoding="utf-8"))
-            if about["format"] != FORMAT or tuple(about["views"]) != VIEWS:
+            about = read_about(folder, "tower.safetensors", FORMAT, missing=missing, changed="fetch it anew")
+            if tuple(about["views"]) != VIEWS:
                 raise InputError(f"{folder}/tower.json is of another format; train it anew")
-            if sha256_file(folder / "tower.safetensors") != about["sha256"]:
-                raise InputError(f"{folder}/tower.safetensors is not the file that tower.json describes; fetch it anew")
             tensors = {name: t.astype(np.float32) for name, t in load_file(folder / "tower.safetensors").items()}
             return cls(
                 model=about["model"],
@@ -178,8 +174,7 @@ class TunedLane:
 
     def __init__(self, name: str, *, encoders: EncoderPool, checkpoint: str) -> None:
         self.name = name
-        folder = Path(checkpoint)
-        folder = folder if folder.is_dir() else CONFIG_DIR.parent / "checkpoints" / checkpoint
+        folder = checkpoint_folder(checkpoint)
         self.tower = Tower.load(folder)
         self._weights = sha256_file(folder / "tower.safetensors")
         self._encoders = encoders

@@ -32,7 +32,7 @@ from ranker.core.errors import ArgumentError, RankerError
 from ranker.core.models import resolve_model
 from ranker.core.order import top_rows
 from ranker.core.sources import load_taxonomy
-from ranker.core.tasks import load_tasks
+from ranker.core.tasks import TaskSet, load_tasks
 from ranker.core.taxonomy import Taxonomy
 from ranker.core.text import normalise
 from ranker.core.types import Float32
@@ -108,10 +108,10 @@ def load_grades(
 
     Rows and tasks that cannot be used are left out, named on stderr, and come last.
     """
-    sets = [load_tasks(source, taxonomy=taxonomy) if source else () for source in (data, helpers)]
+    sets = [load_tasks(source, taxonomy=taxonomy) if source else TaskSet(()) for source in (data, helpers)]
     judged, extra = (sorted(tasks, key=lambda task: task.name) for tasks in sets)
     ordered = [*judged, *extra]
-    problems = [f"{name}: {why}" for tasks in sets for name, why in getattr(tasks, "failed", {}).items()]
+    problems = [f"{name}: {why}" for tasks in sets for name, why in tasks.failed.items()]
     problems += [problem for task in ordered for problem in task.problems]
     for problem in problems:
         note(f"left out: {problem}")
