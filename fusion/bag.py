@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from fusion.features import FeatureTable
 from fusion.forest import Forest, Ranker
 from ranker.core.artifacts import atomic_path, digest
 from ranker.core.errors import InputError, ResourceError
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 THREADS = 1
 
 MEMBER, JUDGE = "member-{:02d}.txt", "judge-{:02d}.txt"
+TAUGHT = ("taught.z", "taught.log_rank")
 
 LABEL_GAIN = (0, 1, 3, 7, 15)
 LISTWISE = ("lambdarank", "rank_xendcg")
@@ -231,6 +233,24 @@ class Bag:
             return cls(tuple(names), texts[:count], texts[count:])
         except InputError as error:
             raise InputError(f"{folder}: {error}") from error
+
+
+def with_taught(table: FeatureTable, taught: Bag | None) -> FeatureTable:
+    """Return a table and, behind its features, the order that another bag gives the same pool: z-score and log rank.
+
+    Parameters
+    ----------
+    table : FeatureTable
+        Holds the features of the other bag, by their names.
+    taught : Bag or None
+        None leaves the table as it is.
+    """
+    if taught is None or not table.values.size:
+        return table
+    z = taught.score(table.select(taught.names)).order
+    rank = np.argsort(np.argsort(-z, axis=1, kind="stable"), axis=1)
+    made = np.stack([z, np.log1p(rank.astype(np.float32))], axis=2)
+    return FeatureTable((*table.names, *TAUGHT), np.concatenate([table.values, made], axis=2))
 
 
 def _sigmoid(raw: NDArray[np.float64]) -> NDArray[np.float64]:

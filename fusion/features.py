@@ -26,7 +26,7 @@ from ranker.core.text import normalise, tokens
 from ranker.core.types import Float32, Int32
 
 GROUPS = ("lanes", "columns", "aggregates", "disagreement", "lengths", "evidence", "groups", "neighbours", "absolute",
-          "prior")
+          "prior", "taught")
 """The switchable feature groups, in the order of their columns."""
 
 ABSOLUTE = "raw"

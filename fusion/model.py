@@ -1,4 +1,4 @@
-"""The trained fusion: features, prior, bag, override, calibration and gate behind one `score`, saved without pickle."""
+"""The trained fusion: features, prior, bags, override, calibration, gate behind one `score`, saved without pickle."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from fusion.bag import Bag, feature_hash
+from fusion.bag import Bag, feature_hash, with_taught
 from fusion.calibration import THRESHOLDS, Calibration
-from fusion.features import PoolInputs, Statics, build_features, load_statics
+from fusion.features import FeatureTable, PoolInputs, Statics, build_features, load_statics
 from fusion.gate import Gate
 from fusion.override import apply_override, exact_names
 from fusion.prior import SkillPrior
@@ -22,6 +22,7 @@ from ranker.core.types import Float32
 
 FORMAT = 3
 WITHOUT_GATE = 2
+TAUGHT = "taught"  # the folder of the bag that helpers have taught
 WITHOUT_JUDGES = 1  # the format whose probabilities were read from the order
 
 
@@ -65,6 +66,8 @@ class FusionModel:
         Whether a query that names a skill puts it first.
     gate : Gate or None
         Whether a text asks for a skill at all.
+    taught : Bag or None
+        A bag that helpers alone have taught; its order is a feature of the other.
     about : dict
         Data fingerprint, metrics and library versions, for the manifest.
     """
@@ -77,7 +80,12 @@ class FusionModel:
     config_digest: str
     override: bool = False
     gate: Gate | None = None
+    taught: Bag | None = None
     about: dict[str, Any] = field(default_factory=dict)
+
+    def features(self, inputs: PoolInputs) -> FeatureTable:
+        """Return what the bag reads of some queries."""
+        return with_taught(build_features(inputs, self.statics, self.prior, self.groups), self.taught)
 
     def score(self, inputs: PoolInputs) -> Fused:
         """Score every pool position of some queries.
@@ -97,7 +105,7 @@ class FusionModel:
         InputError
             If lanes or columns differ from those the bag was trained on; both sides are named.
         """
-        table = build_features(inputs, self.statics, self.prior, self.groups)
+        table = self.features(inputs)
         if not inputs.queries:
             empty = np.zeros(inputs.pool.shape, np.float32)
             return Fused(empty, dict.fromkeys(self.calibrations, empty))
@@ -121,7 +129,7 @@ class FusionModel:
 
         In units of `Bag.contributions`; features that add nothing are left out.
         """
-        table = build_features(inputs, self.statics, self.prior, self.groups)
+        table = self.features(inputs)
         added = self.bag.contributions(table.values[0, position])
         order = np.argsort(-np.abs(added), kind="stable")
         return {self.bag.names[i]: float(added[i]) for i in order if added[i]}
@@ -133,6 +141,8 @@ class FusionModel:
         """
         (folder / "manifest.json").unlink(missing_ok=True)
         self.bag.save(folder)
+        if self.taught is not None:
+            self.taught.save(folder / TAUGHT)
         if self.prior is not None:
             self.prior.save(folder / "prior.npz")
         if self.gate is not None:
@@ -152,6 +162,7 @@ class FusionModel:
                 "prior": self.prior is not None,
                 "override": self.override,
                 "gate": self.gate is not None,
+                "taught": None if self.taught is None else list(self.taught.names),
                 **self.about,
             },
         )
@@ -205,6 +216,8 @@ class FusionModel:
             curves = {int(k): Calibration.from_dict(v) for k, v in _read(folder / "calibration.json").items()}
             prior_file = folder / "prior.npz" if manifest["prior"] else None
             gate = Gate.load(folder / "gate.npz", len(taxonomy)) if manifest.get("gate") else None
+            known_to_it = manifest.get("taught")
+            taught = None if known_to_it is None else Bag.load(folder / TAUGHT, known_to_it, 1)
             groups, override = tuple(manifest["feature_groups"]), bool(manifest["override"])
         except (KeyError, TypeError) as error:
             raise InputError(f"{folder}/manifest.json lacks or garbles {error}; train it anew") from error
@@ -213,7 +226,7 @@ class FusionModel:
         graph = None if prior_file is None else SkillPrior.read_graph(prior_file)
         statics = load_statics(taxonomy, graph)
         prior = None if prior_file is None else SkillPrior.load(prior_file, statics.levels, graph)
-        return cls(statics, bag, prior, curves, groups, config_digest, override, gate)
+        return cls(statics, bag, prior, curves, groups, config_digest, override, gate, taught)
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from lanes.encoder import PRECISIONS, UNREADABLE, EncoderPool, torch_device
 from lanes.maxsim import TokenIndex
 from lanes.sparse import Index, cached_index
 from lanes.threads import one_blas_thread
-from lanes.views import TEXT_VIEWS, check, check_number, unfitted, view_texts
+from lanes.views import TEXT_VIEWS, check, check_number, unfitted, view_identity, view_texts
 from ranker.core.artifacts import cached_array, sha256_file
 from ranker.core.errors import RankerError, ResourceError, missing_extra
 from ranker.core.models import parameter_count, resolve_model, revision
@@ -168,7 +168,7 @@ class BgeM3Lane:
         key = {
             "model": self.encoder.revision,
             "part": self._part,
-            "view": self._view,
+            "view": view_identity(self._view),
             "max_length": self._max_length,
             "fingerprint": taxonomy.fingerprint,
         }

@@ -9,7 +9,7 @@ import numpy as np
 
 from lanes.encoder import EncoderPool
 from lanes.threads import one_blas_thread
-from lanes.views import TEXT_VIEWS, check, check_number, unfitted, view_texts
+from lanes.views import TEXT_VIEWS, check, check_number, unfitted, view_identity, view_texts
 from ranker.core.taxonomy import Taxonomy
 from ranker.core.types import Float32
 
@@ -65,7 +65,7 @@ class ContextLane:
         one_blas_thread()
         key: dict[str, Any] = {
             "model": self.encoder.revision,
-            "view": self._view,
+            "view": view_identity(self._view),
             "prompt": "",
             "max_length": self._max_length,
             "fingerprint": taxonomy.fingerprint,

@@ -11,11 +11,11 @@ import numpy as np
 from lanes.encoder import PRECISIONS, EncoderPool, unit
 from lanes.threads import one_blas_thread
 from lanes.tiles import Tiles
-from lanes.views import check, check_number, unfitted, view_texts
+from lanes.views import TEXT_VIEWS, check, check_number, unfitted, view_identity, view_texts
 from ranker.core.taxonomy import Taxonomy
 from ranker.core.types import Float32
 
-VIEWS = ("label", "label_description", "label_alt", "description", "alt_mean", "alt_max")
+VIEWS = (*TEXT_VIEWS, "alt_mean", "alt_max")
 
 
 class DenseLane:
@@ -30,8 +30,8 @@ class DenseLane:
     model : str
         Path, "package:NAME" or hub id, see `ranker.core.models.resolve_model`.
     view : str
-        "label", "label_description", "label_alt", "description": one text per skill; "alt_mean": the mean of the
-        embeddings of label and alt labels; "alt_max": the best of their scores (seven times the work per query).
+        One of `ranker.core.views.TEXT_VIEWS`: one text per skill; "alt_mean": the mean of the embeddings of label and
+        alt labels; "alt_max": the best of their scores (seven times the work per query).
     query_prompt, document_prompt : str
         Put before the text: "query: " for E5, an instruction for Qwen3-Embedding.
     query_branch, document_branch : str, optional
@@ -101,7 +101,7 @@ class DenseLane:
         """Return everything the embeddings depend on."""
         key = {
             "model": self.encoder.revision,
-            "view": self._view,
+            "view": view_identity(self._view),
             "prompt": self._document_prompt,
             "max_length": self._max_length,
             "fingerprint": taxonomy.fingerprint,

@@ -11,7 +11,7 @@ from lanes.colbert import Colbert, read_settings
 from lanes.encoder import PRECISIONS, Encoder, EncoderPool, unit
 from lanes.maxsim import TokenIndex
 from lanes.threads import one_blas_thread
-from lanes.views import TEXT_VIEWS, check, check_number, unfitted, view_texts
+from lanes.views import TEXT_VIEWS, check, check_number, unfitted, view_identity, view_texts
 from ranker.core.models import resolve_model
 from ranker.core.taxonomy import Taxonomy
 from ranker.core.types import Float32
@@ -74,7 +74,7 @@ class LateLane:
         one_blas_thread()
         key: dict[str, Any] = {
             "model": self.encoder.revision,
-            "view": self._view,
+            "view": view_identity(self._view),
             "fingerprint": taxonomy.fingerprint,
         }
 

@@ -12,7 +12,7 @@ import numpy as np
 from scipy import sparse
 
 from lanes.sparse import Index, cached_index, count
-from lanes.views import TEXT_VIEWS, check, check_number, unfitted, view_texts
+from lanes.views import TEXT_VIEWS, check, check_number, unfitted, view_identity, view_texts
 from ranker.core.errors import ArgumentError
 from ranker.core.taxonomy import Taxonomy
 from ranker.core.text import tokens
@@ -73,7 +73,7 @@ class _LexicalLane(ABC):
         self.name = name
         self._view = view
         self._analyse = analyse
-        self._options = {"family": self.family, "view": view, **options}
+        self._options = {"family": self.family, "view": view_identity(view), **options}
         self._index: Index | None = None
 
     def fit(self, taxonomy: Taxonomy) -> None:

@@ -25,14 +25,14 @@ from lanes.dense import DenseLane
 from lanes.encoder import EncoderPool, NumpyBackend, unit
 from lanes.graph import neighbours, parents
 from lanes.tiles import Tiles
-from lanes.views import unfitted
+from lanes.views import unfitted, view_identity
 from ranker.core.artifacts import cached_array, sha256_file
 from ranker.core.errors import InputError
 from ranker.core.taxonomy import Taxonomy
 from ranker.core.types import Float32
 
 FORMAT = 2
-VIEWS = ("label", "label_description", "description", "alt_mean", "neighbours")  # and the groups, last
+VIEWS = ("label", "label_description", "description", "alt_mean", "who", "use", "neighbours")  # and the groups, last
 NEIGHBOURS = 14
 GROUP_SIZE = 3
 
@@ -191,7 +191,10 @@ class TunedLane:
             # float16 halves the file; fresh rows are rounded alike, so that nothing depends on where they came from.
             return np.concatenate([views @ tower.heads.T, (views @ tower.bias)[:, None]], axis=1).astype(np.float16)
 
-        key = {"tower": self._weights, "encoder": self.encoder.revision, "fingerprint": taxonomy.fingerprint}
+        key = {
+            "tower": self._weights, "encoder": self.encoder.revision, "fingerprint": taxonomy.fingerprint,
+            "views": [view_identity(view) for view in VIEWS],
+        }
         self._skills = Tiles(cached_array("tuned", key, summed))
 
     def embed(self, query: str) -> Float32:

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from ranker.core.errors import RankerError
 from ranker.core.options import number, one_of
-from ranker.core.views import TEXT_VIEWS, view_texts
+from ranker.core.views import TEXT_VIEWS, view_identity, view_texts
 
-__all__ = ["TEXT_VIEWS", "check", "check_number", "unfitted", "view_texts"]
+__all__ = ["TEXT_VIEWS", "check", "check_number", "unfitted", "view_identity", "view_texts"]
 
 
 def check(value: object, allowed: Sequence[object], *, option: str, lane: str) -> None:

@@ -5,12 +5,22 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import lightgbm
 import numpy as np
 import pytest
 
-from fusion.bag import EXPECTED_GAIN, LAMBDARANK, Bag, feature_hash, labels, standard_rows, train_bag
+from fusion.bag import (
+    EXPECTED_GAIN,
+    LAMBDARANK,
+    Bag,
+    feature_hash,
+    labels,
+    standard_rows,
+    train_bag,
+    with_taught,
+)
 from fusion.calibration import Calibration
 from fusion.features import PoolInputs, build_features, build_statics
 from fusion.model import FusionModel
@@ -206,6 +216,28 @@ def test_save_and_load_is_byte_stable(tmp_path, monkeypatch) -> None:
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes(), name
     np.testing.assert_array_equal(back.score(inputs).scores, made.score(inputs).scores)
     assert not list(tmp_path.rglob("*.pkl"))
+
+
+def test_a_taught_bag_is_saved_with_the_model_and_its_order_read_by_the_other(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("RANKER_CACHE", str(tmp_path / "cache"))
+    taxonomy, inputs, grades, made = model()
+    plain = build_features(inputs, made.statics, None, ("lanes",))
+    params = [{**EXPECTED_GAIN, **SMALL}]
+    taught = train_bag(plain.values, grades, plain.names, params=params, rounds=5, seeds=(7,))
+    table = with_taught(build_features(inputs, made.statics, made.prior), taught)
+    bag = train_bag(table.values, grades, table.names, params=params, rounds=5, seeds=(0,))
+    both = replace(made, bag=bag, taught=taught)
+    both.save(tmp_path / "m")
+    back = FusionModel.load(tmp_path / "m", taxonomy=taxonomy, config_digest="abc")
+    assert (back.taught, back.bag) == (taught, bag)
+    np.testing.assert_array_equal(back.score(inputs).scores, bag.score(table.values).order)
+    np.testing.assert_array_equal(both.score(inputs.rows(np.array([3]))).scores[0], both.score(inputs).scores[3])
+    assert both.contributions(inputs, 0)
+    with pytest.raises(InputError, match=r"the table lacks \['taught.z', 'taught.log_rank'\]"):
+        replace(both, taught=None).score(inputs)
+    (tmp_path / "m" / "taught" / "member-00.txt").unlink()
+    with pytest.raises(ResourceError, match=r"lacks member-00\.txt"):
+        FusionModel.load(tmp_path / "m", taxonomy=taxonomy, config_digest="abc")
 
 
 def test_a_smaller_bag_leaves_no_old_member_behind(tmp_path) -> None:

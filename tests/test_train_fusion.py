@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from small_world import write_config, write_esco, write_tasks
 
-from fusion.bag import EXPECTED_GAIN
-from fusion.features import PoolInputs, build_statics
+from fusion.bag import EXPECTED_GAIN, TAUGHT, train_bag, with_taught
+from fusion.features import GROUPS, FeatureTable, PoolInputs, build_statics
 from fusion.model import FusionModel
 from ranker.core import metrics
 from ranker.core.config import load_config
@@ -20,8 +21,9 @@ from ranker.core.tasks import load_tasks
 from ranker.core.taxonomy import Skill, Taxonomy
 from ranker.document import LONGEST
 from train.crossval import (
-    HELPER_TASK,
     NEGATIVE_TASK,
+    TAUGHT_PARAMS,
+    TAUGHT_ROUNDS,
     GradedPool,
     Recipe,
     cross_validate,
@@ -29,6 +31,7 @@ from train.crossval import (
     evaluate,
     group_of,
     static_table,
+    teach,
     without,
 )
 from train.folds import canonical, duplicate_clusters, make_folds, read_folds, task_folds
@@ -130,46 +133,72 @@ def test_cross_validation_is_resumed_from_its_cache(tmp_path) -> None:
     assert sorted((tmp_path / "cache").rglob("fusion-cv-*.npy")) == files
 
 
-def test_helpers_train_but_are_in_no_figure() -> None:
+def test_helpers_teach_a_bag_that_judged_grades_cannot_change() -> None:
     pool, statics = graded()
-    tasks = tuple(HELPER_TASK if i >= 14 else task for i, task in enumerate(pool.tasks))
-    helped = GradedPool(pool.inputs, pool.grades, pool.ideal, tasks, pool.query_ids, "helped")
-    folds = np.where(np.arange(20) < 14, np.arange(20) % 3, -1)
-    scores = cross_validate(helped, static_table(helped, statics), statics, RECIPE, folds).order
-    assert np.isnan(scores[14:]).all()
-    assert np.isfinite(scores[:14]).all()
-    result = evaluate(helped, scores)
-    assert set(result["tasks"]) == {"a", "b"}
-    broken = np.array(scores)
-    broken[14:] = 7
-    assert evaluate(helped, broken) == result
+    static = static_table(pool, statics)
+    rows = np.arange(14, 20)
+    bag = teach(pool, static, GROUPS, rows)
+    assert not {"absolute", "prior", "taught"} & {group_of(name) for name in bag.names}
+    other, _ = graded(flip=3)
+    assert teach(other, static_table(other, statics), GROUPS, rows) == bag
+    assert teach(pool, static, GROUPS, rows[:3]) != bag
+    unjudged = replace(pool, grades=np.where(pool.grades == 0, -1, pool.grades).astype(np.int8))
+    kept = unjudged.grades[rows] >= 0
+    values = FeatureTable(static.names, static.values[rows]).select(bag.names)
+    by_hand = train_bag(
+        values[kept][None], unjudged.grades[rows][kept][None], bag.names, params=(TAUGHT_PARAMS,), rounds=TAUGHT_ROUNDS,
+        seeds=(0,),
+    )
+    assert teach(unjudged, static, GROUPS, rows).members == by_hand.members  # what is unjudged is in no row
 
 
-def test_helpers_of_weight_0_teach_the_gate_alone(tmp_path, capsys) -> None:
+def test_the_order_of_the_taught_bag_comes_last_and_can_be_dropped() -> None:
+    pool, statics = graded()
+    static = static_table(pool, statics)
+    assert with_taught(static, None) is static
+    more = with_taught(static, teach(pool, static, GROUPS, np.arange(14, 20)))
+    table, _ = design(pool, more, statics, RECIPE, np.arange(14))
+    assert table.names[-2:] == TAUGHT
+    z, rank = table.select(TAUGHT).transpose(2, 0, 1)
+    np.testing.assert_allclose(z.mean(axis=1), 0, atol=1e-5)
+    np.testing.assert_allclose(np.sort(rank, axis=1), np.broadcast_to(np.log1p(np.arange(12)), rank.shape), rtol=1e-6)
+    assert (np.diff(np.take_along_axis(z, np.argsort(rank, axis=1), axis=1)) <= 0).all()
+    fewer, _ = design(pool, more, statics, without(RECIPE, "taught"), np.arange(14))
+    assert set(table.names) - set(fewer.names) == set(TAUGHT)
+
+
+def test_helpers_are_in_no_figure_and_near_duplicates_of_judged_queries_teach_no_bag(tmp_path, capsys) -> None:
     config = write_config(tmp_path / "c.yaml", write_esco(tmp_path / "esco"))
     data, helpers = write_tasks(tmp_path / "data"), write_tasks(tmp_path / "helpers", n_tasks=1, seed=5)
+    file = helpers / "task0" / "queries.jsonl"
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    asked = json.loads((data / "task0" / "queries.jsonl").read_text().splitlines()[0])["text"]
+    rows[0]["text"] = asked.upper() + "!"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     given = ["--config", config, "--data", data, "--members", "1", "--rounds", "5", "--repetitions", "1", "--json"]
     reports = []
-    helped = ["--helpers", helpers]
-    for name, more in (("none", []), ("0", [*helped, "--helper-weight", "0"]), ("1", helped)):
+    for name, more in (("none", []), ("helped", ["--helpers", helpers])):
         main([*map(str, [*given, *more, "--out", tmp_path / name])])
-        reports.append(json.loads(capsys.readouterr().out))
-    without_them, at_0, at_1 = reports
-    for key in ("queries", "cv", "task_left_out"):
-        assert at_0[key] == without_them[key]
-    assert at_1["cv"]["macro"] != without_them["cv"]["macro"]
+        reports.append(json.loads((said := capsys.readouterr()).out))
+    assert f"{len(rows) - 1} of {len(rows)} helpers teach a bag" in said.err
+    alone, helped = reports
+    assert helped["queries"] == alone["queries"]
+    assert set(helped["cv"]["tasks"]) == set(alone["cv"]["tasks"])
 
     def same(file: str) -> bool:
-        return (tmp_path / "0" / file).read_bytes() == (tmp_path / "none" / file).read_bytes()
+        return (tmp_path / "helped" / file).read_bytes() == (tmp_path / "none" / file).read_bytes()
 
-    assert same("member-00.txt")
     assert same("prior.npz")
     assert not same("gate.npz")
+    assert not same("member-00.txt")
+    assert (tmp_path / "helped" / "taught" / "member-00.txt").is_file()
+    assert not (tmp_path / "none" / "taught").exists()
+    manifest = json.loads((tmp_path / "helped" / "manifest.json").read_text())
+    assert tuple(manifest["features"][-2:]) == TAUGHT
+    assert json.loads((tmp_path / "none" / "manifest.json").read_text())["taught"] is None
 
 
 def test_texts_without_a_skill_are_scored_out_of_fold_count_in_no_figure_and_reach_no_prior() -> None:
-    from dataclasses import replace
-
     pool, statics = graded()
     negative = np.arange(20) >= 14
     grades = np.where(negative[:, None], 0, pool.grades)
@@ -192,8 +221,6 @@ def test_texts_without_a_skill_are_scored_out_of_fold_count_in_no_figure_and_rea
 
 
 def test_only_the_judge_reads_scores_as_they_are_and_not_those_of_trained_lanes() -> None:
-    from dataclasses import replace
-
     pool, statics = graded()
     folds, static = np.arange(20) % 4, static_table(pool, statics)
     moved = replace(pool, fingerprint="moved")
@@ -247,8 +274,6 @@ def test_every_feature_belongs_to_a_group_and_can_be_dropped() -> None:
 
 
 def test_a_shuffled_prior_is_another_prior_with_the_same_columns() -> None:
-    from dataclasses import replace
-
     pool, statics = graded()
     static = static_table(pool, statics)
     honest, _ = design(pool, static, statics, RECIPE, np.arange(15))

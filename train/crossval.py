@@ -21,6 +21,8 @@ from ranker.core.types import Float32
 
 JUDGE_PARAMS: Mapping[str, Any] = {**EXPECTED_GAIN, "learning_rate": 0.1}
 JUDGE_ROUNDS = 100
+TAUGHT_PARAMS: Mapping[str, Any] = {**EXPECTED_GAIN, "num_leaves": 31, "min_data_in_leaf": 300}
+TAUGHT_ROUNDS = 300
 NEGATIVE_SHARE = 1 / 3  # weight of all texts without a skill beside that of all queries, in training the judge
 
 Int8 = NDArray[np.int8]
@@ -93,8 +95,6 @@ class Recipe:
         Trees per member.
     members : int
         Size of the bag.
-    helper_weight : float
-        Weight of the rows of queries that only train.
     judge : bool
         Whether a judge is trained beside the members that order; figures of rankings need none.
     shuffled_prior : bool
@@ -105,7 +105,6 @@ class Recipe:
     params: tuple[Mapping[str, Any], ...] = (EXPECTED_GAIN,)
     rounds: int = 300
     members: int = 4
-    helper_weight: float = 1.0
     judge: bool = True
     shuffled_prior: bool = False
 
@@ -116,7 +115,7 @@ class Recipe:
 
 def static_table(pool: GradedPool, statics: Statics, note: Callable[[str], None] | None = None) -> FeatureTable:
     """Return every feature that does not depend on training labels, float32[n_queries, k, n_features], cached."""
-    groups = tuple(group for group in GROUPS if group != "prior")
+    groups = tuple(group for group in GROUPS if group not in {"prior", "taught"})
     key = {"data": pool.fingerprint, "statics": statics.fingerprint, "groups": groups, "graph": _graph_key(statics)}
     names = build_features(pool.inputs.rows(np.arange(min(1, len(pool.tasks)))), statics, None, groups).names
 
@@ -146,6 +145,7 @@ _GROUP_OF_HEAD = {
     "rank.deviation": "disagreement", "rank.range": "disagreement", "base.below_top": "disagreement",
     "query": "disagreement", "skill": "lengths", "length": "lengths", "hit": "evidence", "words": "evidence",
     "group": "groups", "neighbour": "neighbours", "prior": "prior", ABSOLUTE: "absolute",
+    "taught": "taught",
 }  # fmt: skip
 
 
@@ -169,10 +169,10 @@ def design(
     -------
     FeatureTable, SkillPrior or None
     """
-    names = [name for name in static.names if group_of(name) in recipe.groups]
-    values = static.select(names)
+    names = [name for name in static.names if group_of(name) in {*recipe.groups} - {"taught"}]
+    taught = [name for name in static.names if group_of(name) in {*recipe.groups} & {"taught"}]
     if "prior" not in recipe.groups:
-        return FeatureTable(tuple(names), values), None
+        return FeatureTable((*names, *taught), static.select([*names, *taught])), None
     grades = pool.grades
     if recipe.shuffled_prior:
         grades = np.random.default_rng(seed).permuted(grades, axis=1)
@@ -184,9 +184,9 @@ def design(
         prior.columns(pool.inputs.pool[i].astype(np.int64), grades[i] if inside[i] else None)
         for i in range(len(grades))
     ]
-    names += [name for name, _ in made[0]]
     columns = np.stack([np.stack([column for _, column in query], axis=1) for query in made])
-    return FeatureTable(tuple(names), np.concatenate([values, columns], axis=2)), prior
+    values = np.concatenate([static.select(names), columns, static.select(taught)], axis=2)
+    return FeatureTable((*names, *(name for name, _ in made[0]), *taught), values), prior
 
 
 def fit(
@@ -195,33 +195,53 @@ def fit(
 ) -> Bag:
     """Train the recipe's bag on some queries.
 
-    An unjudged skill is learned as grade 0 where the judged pool was deep. Helpers were judged less deep, and what is
-    unjudged of them is left out: much of it would be grade 1.
+    An unjudged skill is learned as grade 0, as the metric counts it.
 
     The members that order see neither the texts that ask for no skill, which would teach them that the first of a pool
     is no better than the rest, nor the lanes' scores as they are. The judge sees both, those of trained lanes excepted.
     """
     values, grades = table.values[train], pool.grades[train]
-    weights = np.ones(grades.shape, np.float32)
-    helper, negative = pool.of_task(HELPER_TASK)[train], pool.of_task(NEGATIVE_TASK)[train]
-    weights[helper] = np.where(grades[helper] >= 0, np.float32(recipe.helper_weight), 0)
+    negative = pool.of_task(NEGATIVE_TASK)[train]
     asks = ~negative
     absolute = [name.startswith(f"{ABSOLUTE}.") for name in table.names]
     bag = train_bag(
         np.where(absolute, np.float32(0), values[asks]), grades[asks], table.names, params=recipe.params,
-        rounds=recipe.rounds, seeds=recipe.seeds(seed), weights=weights[asks], progress=progress,
+        rounds=recipe.rounds, seeds=recipe.seeds(seed), progress=progress,
     )
     if not recipe.judge:
         return bag
-    # A handful of them would drown among a thousand queries.
-    queries = np.where(helper, recipe.helper_weight, 1.0)[asks].sum()
-    weights[negative] = NEGATIVE_SHARE * queries / max(int(negative.sum()), 1)
+    weights = np.ones(grades.shape, np.float32)
+    weights[negative] = NEGATIVE_SHARE * asks.sum() / max(int(negative.sum()), 1)
     scaled = [name in {f"{ABSOLUTE}.{lane}" for lane in pool.trained} for name in table.names]
     judge = train_bag(
         np.where(scaled, np.float32(0), values), grades, table.names, params=(JUDGE_PARAMS,),
         rounds=min(recipe.rounds, JUDGE_ROUNDS), seeds=recipe.seeds(seed)[:1], weights=weights,
     )
     return Bag(bag.names, bag.members, judge.members)
+
+
+def teach(pool: GradedPool, static: FeatureTable, groups: Sequence[str], rows: Rows) -> Bag:
+    """Train the bag that helpers alone teach, whose order is a feature of the other: one for every fold.
+
+    Helpers are many, and graded by others than the judged queries: mixed with them they would teach their graders'
+    habits. What is unjudged of them is left out, for they were judged less deep: much of it would be grade 1.
+
+    Parameters
+    ----------
+    pool, static
+        The data, and its features without prior.
+    groups : sequence of str
+        Feature groups of the system; the lanes' scores as they are and the prior are not read.
+    rows : intp[n]
+        Helpers, none of them a near-duplicate of a judged query.
+    """
+    names = [name for name in static.names if group_of(name) in {*groups} - {"absolute", "prior", "taught"}]
+    weights = (pool.grades[rows] >= 0).astype(np.float32)
+    table = FeatureTable(static.names, static.values[rows])
+    return train_bag(
+        table.select(names), pool.grades[rows], names, params=(TAUGHT_PARAMS,), rounds=TAUGHT_ROUNDS, seeds=(0,),
+        weights=weights,
+    )
 
 
 def cross_validate(
@@ -269,7 +289,7 @@ def cross_validate(
 
     key = {
         "data": pool.fingerprint, "names": static.names, "graph": _graph_key(statics), "folds": folds.tolist(),
-        "seed": seed, "recipe": {**vars(recipe), "params": [dict(params) for params in recipe.params]}, "format": 3,
+        "seed": seed, "recipe": {**vars(recipe), "params": [dict(params) for params in recipe.params]}, "format": 4,
         "judge": [dict(JUDGE_PARAMS), JUDGE_ROUNDS, NEGATIVE_SHARE],
     }
     return BagScores(*cached_array("fusion-cv", key, compute))

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fusion.bag import EXPECTED_GAIN, LAMBDARANK, BagScores
+from fusion.bag import EXPECTED_GAIN, LAMBDARANK, Bag, BagScores, with_taught
 from fusion.calibration import (
     THRESHOLDS,
     Calibration,
@@ -36,7 +36,7 @@ from lanes.dense import DenseLane
 from lanes.graph import neighbours
 from lanes.registry import FAMILIES
 from ranker.core import metrics
-from ranker.core.artifacts import cache_dir, cached_array, write_json
+from ranker.core.artifacts import cache_dir, cached_array, digest, write_json
 from ranker.core.cli import emit, note, parser, positive, run, say, table
 from ranker.core.config import ColumnConfig, SystemConfig, load_config
 from ranker.core.errors import ArgumentError, InputError, ResourceError
@@ -61,6 +61,7 @@ from train.crossval import (
     fit,
     spread,
     static_table,
+    teach,
     without,
 )
 from train.folds import duplicate_clusters, make_folds, read_folds, task_folds
@@ -72,7 +73,7 @@ NEGATIVES = Path(__file__).parent / "labels" / "data" / "boilerplate.txt"
 
 @dataclass(frozen=True)
 class Study:
-    """Everything a run works on: the graded pool, its features, what a gate reads, and every repetition's folds."""
+    """What a run works on: graded pool, its features, what a gate reads, every repetition's folds, the helpers' bag."""
 
     pool: GradedPool
     static: FeatureTable
@@ -80,6 +81,7 @@ class Study:
     readings: Readings
     folds: tuple[NDArray[np.intp], ...]
     workers: int
+    taught: Bag | None = None
 
     def scores(self, recipe: Recipe, repetition: int = 0) -> BagScores:
         """Return out-of-fold scores under one repetition's folds and seeds."""
@@ -367,8 +369,6 @@ def ladder(study: Study, recipe: Recipe) -> list[dict[str, Any]]:
     for group in recipe.groups:
         if group not in {"prior", "absolute"}:  # priced above; has no say in the order
             rung(f"without {group}", study.scores(without(recipe, group)).order)
-    if HELPER_TASK in study.pool.tasks:
-        rung("without helper queries", study.scores(replace(recipe, helper_weight=0.0)).order)
     return rows
 
 
@@ -469,13 +469,14 @@ def refit(
     study: Study, recipe: Recipe, curves: dict[int, Calibration], config: SystemConfig, about: dict[str, Any], *,
     override: bool,
 ) -> FusionModel:
-    """Train bag and gate on every query, helpers included."""
+    """Train bag and gate on every query."""
     everything = np.arange(len(study.pool.tasks))
     made, prior = design(study.pool, study.static, study.statics, recipe, everything)
     bag = fit(study.pool, made, recipe, everything, progress=lambda done: note(f"  member {done} of {recipe.members}"))
     gate = study.readings.fit(~study.pool.of_task(NEGATIVE_TASK), everything) if has_gate(study) else None
     return FusionModel(
-        study.statics, bag, prior, curves, recipe.groups, config.digest, override=override, gate=gate, about=about
+        study.statics, bag, prior, curves, recipe.groups, config.digest, override=override, gate=gate,
+        taught=study.taught, about=about,
     )
 
 
@@ -555,19 +556,26 @@ def prepare(
     dense = [lane for lane in dense_lanes(pipeline) if lane.name not in pool.trained]
     vectors = dense[0].vectors if dense else np.zeros((len(taxonomy), 0), np.float32)
     helper = pool.of_task(HELPER_TASK)
-    readings = Readings.of(pool, dense[0].name if dense else "", vectors)
-    if arguments.helper_weight == 0:
-        readings = readings.rows(np.argsort(helper, kind="stable"))
-        pool = pool.rows(np.flatnonzero(~helper))
-    asked = [query for query, task in zip(pool.inputs.queries, pool.tasks, strict=True) if task != HELPER_TASK]
-    embeddings = query_embeddings(pipeline, asked)
+    readings = Readings.of(pool, dense[0].name if dense else "", vectors).rows(np.argsort(helper, kind="stable"))
+    static = static_table(pool, statics, note)
+    embeddings = query_embeddings(pipeline, pool.inputs.queries)
+    taught = None
+    if helper.any() and "taught" in groups:
+        near = duplicate_clusters(pool.inputs.queries, embeddings)
+        apart = np.flatnonzero(helper & ~np.isin(near, near[pool.of_task(*pool.judged_tasks)]))
+        note(f"{len(apart)} of {helper.sum()} helpers teach a bag; the others are like a judged query")
+        taught = teach(pool, static, groups, apart)
+    kept = np.flatnonzero(~helper)
+    pool, static = pool.rows(kept), with_taught(FeatureTable(static.names, static.values[kept]), taught)
+    if taught is not None:
+        pool = replace(pool, fingerprint=f"{pool.fingerprint}-{digest([taught.members, taught.names])[:8]}")
+    embeddings = None if embeddings is None else embeddings[kept]
     folds = query_folds(pool, embeddings, arguments.repetitions, Path(arguments.folds) if arguments.folds else None)
     params = {"gain": (EXPECTED_GAIN,), "lambdarank": (LAMBDARANK,), "both": (EXPECTED_GAIN, LAMBDARANK)}
     recipe = Recipe(
         groups=groups, params=params[arguments.objective], rounds=arguments.rounds, members=arguments.members,
-        helper_weight=arguments.helper_weight,
     )
-    return Study(pool, static_table(pool, statics, note), statics, readings, tuple(folds), arguments.workers), recipe
+    return Study(pool, static, statics, readings, tuple(folds), arguments.workers, taught), recipe
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -578,9 +586,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     made.add_argument("--config", required=True, help="system, by name or path")
     made.add_argument("--data", required=True, help="graded tasks: a folder in BEIR layout, or hub")
-    made.add_argument("--helpers", help="more graded queries (BEIR layout) that train but are in no fold and no figure")
-    made.add_argument("--helper-weight", type=float, default=1.0, help="weight of their rows (default 1); "
-                      "at 0 they teach the gate alone, which is quicker by far")
+    made.add_argument("--helpers", help="more graded queries (BEIR layout): they teach the gate and a "
+                      "bag whose order is a feature, and are in no fold and no figure")
     made.add_argument("--negatives", metavar="FILE", default=str(NEGATIVES), help="texts that ask for no skill, one a "
                       "line, which gate and judge learn from (default: those in train/labels/data; none: without)")
     made.add_argument("--oof", action="append", default=[], metavar="NAME=FILE", help="out-of-fold scores of a lane "
@@ -600,10 +607,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     made.add_argument("--ladder", action="store_true", help="price every rung, control and feature group")
     made.add_argument("--nested", action="store_true", help="search hyper-parameters inside folds")
     made.add_argument("--json", action="store_true", help="print the report as one JSON object")
-    arguments = made.parse_args(argv)
-    if arguments.helper_weight < 0:
-        raise ArgumentError("--helper-weight must not be negative")
-    return arguments
+    return made.parse_args(argv)
 
 
 def _text(report: Mapping[str, Any]) -> str:

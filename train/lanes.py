@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from lanes.encoder import EncoderPool
 from lanes.tuned import VIEWS, Tower, group_codes, view_vectors
+from lanes.views import view_identity
 from ranker.core import metrics
 from ranker.core.artifacts import atomic_path, cache_dir, digest, write_json
 from ranker.core.cli import emit, note, parser, positive, run, say, table
@@ -376,8 +377,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     views = view_vectors(arguments.model, EncoderPool(), taxonomy, groups)
     taught = binary(graded) if arguments.targets == "binary" else graded
     trainer = Trainer(taught, views, arguments.model, recipe, groups)
-    identity = digest([asdict(recipe), VIEWS, groups, arguments.model, taxonomy.fingerprint, graded.texts,
-                       graded.folds.tolist(), digest(taught.grades.tobytes().hex())])[:16]
+    identity = digest([asdict(recipe), [view_identity(view) for view in VIEWS], groups, arguments.model,
+                       taxonomy.fingerprint, graded.texts, graded.folds.tolist(),
+                       digest(taught.grades.tobytes().hex())])[:16]
     report: dict[str, Any] = {"recipe": asdict(recipe), "queries": len(graded.ids), "data": identity}
     if arguments.oof is not None:
         folder = cache_dir() / "towers" / identity
