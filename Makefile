@@ -59,9 +59,9 @@ $(MEMORY)/memory.json: | $(SILVER)/qrels.tsv
 		--oof memory=$(TRAIN)/memory.npy --oof memory_near=$(TRAIN)/memory_near.npy
 
 $(FUSION)/README.md: | $(TOWER)/training.json $(MEMORY)/memory.json
-	$(BIN)/python -m train.fusion --config embedded --data $(DATA)/graded --helpers $(SILVER) --helper-weight 0 \
+	$(BIN)/python -m train.fusion --config embedded --data $(DATA)/graded --helpers $(SILVER) \
 		--oof tuned=$(TRAIN)/tuned.npy --oof memory=$(TRAIN)/memory.npy --oof memory_near=$(TRAIN)/memory_near.npy \
-		--repetitions 1 --members 2 --rounds 200 --override --out $(FUSION)
+		--repetitions 1 --members 4 --rounds 200 --override --out $(FUSION)
 
 train-embedded: $(FUSION)/README.md
 	cp -R $(FUSION)/. checkpoints/embedded/

@@ -56,9 +56,20 @@ EXPECTED_GAIN: Mapping[str, Any] = {
 }
 
 
-def labels(grades: NDArray[np.int8], objective: str) -> NDArray[np.float32]:
-    """Return what an objective learns: the grade itself, or its gain as a share of grade 4's; unjudged counts as 0."""
+# Or one model per grade of the chance that a skill reaches it; the expected gain is the sum of the chances, each times
+# the gain it adds (McRank: Li, Burges and Wu, NIPS 2007). A tail of ones and zeros is then not drowned by rare fours.
+ORDINAL: tuple[Mapping[str, Any], ...] = tuple({**EXPECTED_GAIN, "least": grade} for grade in (1, 2, 3, 4))
+
+
+def labels(grades: NDArray[np.int8], objective: str, least: int = 0) -> NDArray[np.float32]:
+    """Return what a member learns; unjudged counts as 0.
+
+    Whether the grade reaches `least`, where that is above 0. Else by the objective: the grade itself, or its gain as a
+    share of grade 4's.
+    """
     known = np.maximum(grades, 0)
+    if least:
+        return (known >= least).astype(np.float32)
     if objective in LISTWISE:
         return known.astype(np.float32)
     return np.asarray(np.array(LABEL_GAIN, np.float32)[known] / np.float32(LABEL_GAIN[-1]), dtype=np.float32)
@@ -111,15 +122,26 @@ class Bag:
         Each member as LightGBM's text format.
     judges : tuple of str
         Members that have no say in the order, only in the level: how much the query asks for at all.
+    least : tuple of int
+        Of each member that orders, the grade whose chance it learned; 0, or nothing at all, for those that learned the
+        gain or the order. Members of grades speak with one voice, each other member with its own.
     """
 
     names: tuple[str, ...]
     members: tuple[str, ...]
     judges: tuple[str, ...] = ()
+    least: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.members:
             raise InputError("a bag needs at least one member")
+        if self.least and (
+            len(self.least) != len(self.members) or len({self.least.count(grade) for grade in (1, 2, 3, 4)}) > 1
+        ):
+            raise InputError(
+                f"{len(self.members)} members learned the chances of grades {list(self.least)}; each grade from 1 to 4 "
+                "needs as many as the others (--members 4, 8, ...)"
+            )
         for number, ranker in enumerate(self._rankers):
             known = {GAIN, *LISTWISE} if number < len(self.members) else {GAIN}
             if ranker.n_features != len(self.names):
@@ -167,10 +189,15 @@ class Bag:
             return BagScores(*np.zeros((2, n, k), np.float32))
         outputs = self._forest.raw(values.reshape(n * k, width)).reshape(-1, n, k)
         members, judges = outputs[: len(self.members)], outputs[len(self.members) :]
-        order = np.zeros((n, k))
-        for ranker, raw in zip(self._rankers, members, strict=False):
-            order += standard_rows(_sigmoid(raw) if ranker.objective == GAIN else raw)
-        scores = (order / len(members)).astype(np.float32)
+        voices, gain = [], np.zeros((n, k))
+        for ranker, raw, grade in zip(self._rankers, members, self.least or (0,) * len(members), strict=False):
+            if grade:
+                gain += (LABEL_GAIN[grade] - LABEL_GAIN[grade - 1]) * _sigmoid(raw)
+            else:
+                voices.append(standard_rows(_sigmoid(raw) if ranker.objective == GAIN else raw))
+        if any(self.least):
+            voices.append(standard_rows(gain))
+        scores = np.mean(voices, axis=0).astype(np.float32)
         if not len(judges):
             return BagScores(scores, scores)
         gain = _sigmoid(judges).mean(axis=0)
@@ -212,8 +239,10 @@ class Bag:
                     stale.unlink()
 
     @classmethod
-    def load(cls, folder: Path, names: Sequence[str], count: int, judges: int = 0) -> Bag:
-        """Read the `count` members and the judges that `save` wrote.
+    def load(
+        cls, folder: Path, names: Sequence[str], count: int, judges: int = 0, least: Sequence[int] = ()
+    ) -> Bag:
+        """Read the `count` members and the judges that `save` wrote; `least` as in the bag.
 
         Raises
         ------
@@ -230,7 +259,7 @@ class Bag:
                 )
         texts = tuple((folder / name).read_text(encoding="utf-8") for name in files)
         try:
-            return cls(tuple(names), texts[:count], texts[count:])
+            return cls(tuple(names), texts[:count], texts[count:], tuple(least))
         except InputError as error:
             raise InputError(f"{folder}: {error}") from error
 
@@ -287,7 +316,8 @@ def train_bag(
     names : sequence of str
         One name per feature.
     params : sequence of mapping
-        LightGBM parameters, dealt to the members in turn; seed and threads are set here.
+        LightGBM parameters, dealt to the members in turn; seed and threads are set here. `least` is ours: the grade
+        whose chance the member learns.
     rounds : int
         Trees per member.
     seeds : sequence of int
@@ -320,11 +350,12 @@ def train_bag(
         free_raw_data=False,
         params={**fixed, **{key: value for key, value in params[0].items() if key == "max_bin"}},
     ).construct()
-    members = []
+    members, least = [], []
     for done, seed in enumerate(seeds, start=1):
-        chosen = params[(done - 1) % len(params)]
-        data.set_label(labels(grades, chosen["objective"])[kept])
+        chosen = dict(params[(done - 1) % len(params)])
+        least.append(chosen.pop("least", 0))
+        data.set_label(labels(grades, chosen["objective"], least[-1])[kept])
         members.append(learner({**chosen, **fixed, "seed": int(seed)}, data, rounds).model_to_string())
         if progress is not None:
             progress(done)
-    return Bag(tuple(names), tuple(members))
+    return Bag(tuple(names), tuple(members), least=tuple(least) if any(least) else ())

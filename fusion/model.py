@@ -157,6 +157,7 @@ class FusionModel:
                 "feature_groups": list(self.groups),
                 "members": len(self.bag.members),
                 "judges": len(self.bag.judges),
+                "least": list(self.bag.least),
                 "taxonomy": self.statics.fingerprint,
                 "config_digest": self.config_digest,
                 "prior": self.prior is not None,
@@ -212,7 +213,7 @@ class FusionModel:
                         "lanes, or run python -m train.fusion anew"
                     )
             judges = manifest["judges"] if manifest["format"] != WITHOUT_JUDGES else 0
-            bag = Bag.load(folder, manifest["features"], manifest["members"], judges)
+            bag = Bag.load(folder, manifest["features"], manifest["members"], judges, manifest.get("least", ()))
             curves = {int(k): Calibration.from_dict(v) for k, v in _read(folder / "calibration.json").items()}
             prior_file = folder / "prior.npz" if manifest["prior"] else None
             gate = Gate.load(folder / "gate.npz", len(taxonomy)) if manifest.get("gate") else None

@@ -14,6 +14,7 @@ import pytest
 from fusion.bag import (
     EXPECTED_GAIN,
     LAMBDARANK,
+    ORDINAL,
     Bag,
     feature_hash,
     labels,
@@ -105,6 +106,7 @@ def test_labels_of_each_objective() -> None:
     grades = np.array([-1, 0, 1, 2, 3, 4], np.int8)
     assert labels(grades, "lambdarank").tolist() == [0, 0, 1, 2, 3, 4]
     np.testing.assert_allclose(labels(grades, "cross_entropy") * 15, [0, 0, 1, 3, 7, 15], rtol=1e-6)
+    assert labels(grades, "cross_entropy", 2).tolist() == [0, 0, 0, 1, 1, 1]
 
 
 @pytest.mark.parametrize("params", [LAMBDARANK, EXPECTED_GAIN])
@@ -124,6 +126,25 @@ def test_score_is_the_mean_of_the_members_z_scores() -> None:
     parts = [Bag(made.bag.names, (text,)).score(table.values).order for text in made.bag.members]
     np.testing.assert_allclose(made.bag.score(table.values).order, np.mean(parts, axis=0), atol=1e-6)
     np.testing.assert_allclose(parts[0].mean(axis=1), 0, atol=1e-5)
+
+
+def test_chances_of_grades_add_up_to_the_expected_gain_and_speak_with_one_voice() -> None:
+    _, inputs, grades = world(40)
+    values = np.stack([inputs.lanes["bad"][:, :15], inputs.lanes["good"][:, :15]], axis=2)
+    small = [{**params, **SMALL} for params in ORDINAL]
+    bag = train_bag(values, grades, ["bad", "good"], params=small, rounds=20, seeds=(0, 1, 2, 3))
+    assert bag.least == (1, 2, 3, 4)
+    chances = np.stack([lightgbm.Booster(model_str=text).predict(values.reshape(-1, 2)) for text in bag.members])
+    shares = [float((grades >= grade).mean()) for grade in (1, 2, 3, 4)]
+    assert chances.mean(axis=1).tolist() == pytest.approx(shares, abs=0.03)
+    gain = (chances * np.array([[1], [2], [4], [8]])).sum(axis=0).reshape(grades.shape)
+    np.testing.assert_allclose(bag.score(values).order, standard_rows(gain), atol=1e-5)
+    plain = train_bag(values, grades, ["bad", "good"], params=[{**EXPECTED_GAIN, **SMALL}], rounds=20, seeds=(9,))
+    both = Bag(bag.names, (*plain.members, *bag.members, *plain.members), least=(0, *bag.least, 0))
+    wanted = (2 * plain.score(values).order + standard_rows(gain)) / 3
+    np.testing.assert_allclose(both.score(values).order, wanted, atol=1e-5)
+    with pytest.raises(InputError, match=r"chances of grades \[1, 2, 3\]; each grade from 1 to 4"):
+        Bag(bag.names, bag.members[:3], least=(1, 2, 3))
 
 
 def test_the_level_is_the_order_on_the_scale_of_the_judges_expected_gain() -> None:
@@ -226,6 +247,7 @@ def test_a_taught_bag_is_saved_with_the_model_and_its_order_read_by_the_other(tm
     taught = train_bag(plain.values, grades, plain.names, params=params, rounds=5, seeds=(7,))
     table = with_taught(build_features(inputs, made.statics, made.prior), taught)
     bag = train_bag(table.values, grades, table.names, params=params, rounds=5, seeds=(0,))
+    bag = replace(bag, members=bag.members * 4, least=(1, 2, 3, 4))
     both = replace(made, bag=bag, taught=taught)
     both.save(tmp_path / "m")
     back = FusionModel.load(tmp_path / "m", taxonomy=taxonomy, config_digest="abc")

@@ -58,7 +58,7 @@ def test_no_request_shows_a_graded_text_of_the_querys_own_fold(world, tmp_path, 
         assert scores.shape == (12, 144)
         assert (np.isfinite(scores).sum(axis=1) == 20).all()
         given = ["--config", str(config), "--data", str(tmp_path / "data"), "--oof", f"order={oof}", "--rounds", "5",
-                 "--members", "1", "--repetitions", "1", "--negatives", "none", "--json"]  # fmt: skip
+                 "--members", "4", "--repetitions", "1", "--negatives", "none", "--json"]  # fmt: skip
         capsys.readouterr()
         assert run(train_fusion, given) == 0
         assert json.loads(capsys.readouterr().out.splitlines()[-1])["cv"]["macro"] > 0

@@ -272,7 +272,7 @@ def test_a_stage_wise_training_of_the_fusion_is_checked_as_well_but_for_its_bag(
 
     world.path.write_text(world.path.read_text().replace("{order: dear}", "{checkpoint: never-trained}"))
     given = ["--config", str(world.path), "--data", str(write_tasks(tmp_path / "d")), "--stage-wise", "--rounds", "2",
-             "--members", "1", "--repetitions", "1", "--negatives", "none"]  # fmt: skip
+             "--members", "4", "--repetitions", "1", "--negatives", "none"]  # fmt: skip
     monkeypatch.setattr(plan, "free_memory", lambda: 20 * 10**9)
     assert run(train, given) == ResourceError.exit_code
     assert "lane letters 28" in capsys.readouterr().err

@@ -175,7 +175,7 @@ def test_helpers_are_in_no_figure_and_near_duplicates_of_judged_queries_teach_no
     asked = json.loads((data / "task0" / "queries.jsonl").read_text().splitlines()[0])["text"]
     rows[0]["text"] = asked.upper() + "!"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    given = ["--config", config, "--data", data, "--members", "1", "--rounds", "5", "--repetitions", "1", "--json"]
+    given = ["--config", config, "--data", data, "--members", "4", "--rounds", "5", "--repetitions", "1", "--json"]
     reports = []
     for name, more in (("none", []), ("helped", ["--helpers", helpers])):
         main([*map(str, [*given, *more, "--out", tmp_path / name])])
@@ -289,7 +289,7 @@ def command(tmp_path: Path, *extra: str) -> tuple[Path, list[str]]:
         write_esco(esco)
         write_tasks(tmp_path / "data", n_queries=8)
     config = write_config(tmp_path / "small.yaml", esco)
-    given = ["--config", str(config), "--data", str(tmp_path / "data"), "--rounds", "5", "--members", "2"]
+    given = ["--config", str(config), "--data", str(tmp_path / "data"), "--rounds", "5", "--members", "4"]
     return config, [*given, "--repetitions", "1", "--out", str(tmp_path / "bag"), *extra]
 
 
@@ -312,13 +312,19 @@ def test_the_command_trains_reports_and_saves(tmp_path, capsys) -> None:
     system = load_config(config)
     taxonomy = load_taxonomy(system.taxonomy)
     loaded = FusionModel.load(folder, taxonomy=taxonomy, config_digest=system.digest)
-    assert (len(loaded.bag.members), len(loaded.bag.judges)) == (2, 1)
+    assert (loaded.bag.least, len(loaded.bag.judges)) == ((1, 2, 3, 4), 1)
     assert loaded.gate is not None
     assert loaded.gate.lanes == ("bm25", "tfidf")
     files = [*folder.glob("member-*"), folder / "gate.npz"]
     before = {path.name: path.read_bytes() for path in files}
     assert main(arguments) == 0
     assert {path.name: path.read_bytes() for path in files} == before
+
+
+def test_a_bag_of_chances_has_one_member_per_grade(tmp_path) -> None:
+    _, arguments = command(tmp_path, "--members", "6")
+    with pytest.raises(ArgumentError, match="--members 6: --objective grades trains one per grade"):
+        main(arguments)
 
 
 def test_out_of_fold_scores_replace_a_lane(tmp_path, capsys) -> None:

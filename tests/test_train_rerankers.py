@@ -458,7 +458,7 @@ def test_the_command_from_texts_to_a_fusion_with_the_column(bert, tmp_path, caps
     )
     (tmp_path / "with.yaml").write_text(system.replace("name: small", "name: with"))
     given = [f"--config={tmp_path / 'with.yaml'}", f"--data={tmp_path / 'data'}", f"--helpers={tmp_path / 'help'}"]
-    small = ["--rounds", "5", "--members", "1", "--repetitions", "1", "--json"]
+    small = ["--rounds", "5", "--members", "4", "--repetitions", "1", "--json"]
     assert train_fusion([*given, *small, "--oof", f"cross={oof}"]) == 0
     assert 0 < json.loads(capsys.readouterr().out.splitlines()[-1])["cv"]["macro"] <= 1
 

@@ -31,5 +31,5 @@ def write_system(folder: Path) -> Path:
     folds = data / "folds.json"  # by hand: to random weights all texts are near-duplicates
     folds.write_text(json.dumps({f"q{number}": number % 5 for number in range(10)}), encoding="utf-8")
     given = ["--config", folder, "--data", data, "--folds", folds, "--out", folder / "bag", "--rounds", "15"]
-    train([*map(str, given), "--members", "2", "--repetitions", "1", "--json"])
+    train([*map(str, given), "--members", "4", "--repetitions", "1", "--json"])
     return folder

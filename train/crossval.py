@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fusion.bag import EXPECTED_GAIN, Bag, BagScores, train_bag
+from fusion.bag import EXPECTED_GAIN, ORDINAL, Bag, BagScores, train_bag
 from fusion.features import ABSOLUTE, GROUPS, FeatureTable, PoolInputs, Statics, build_features
 from fusion.prior import SkillPrior
 from ranker.core import metrics
@@ -102,7 +102,7 @@ class Recipe:
     """
 
     groups: tuple[str, ...] = GROUPS
-    params: tuple[Mapping[str, Any], ...] = (EXPECTED_GAIN,)
+    params: tuple[Mapping[str, Any], ...] = ORDINAL
     rounds: int = 300
     members: int = 4
     judge: bool = True
@@ -217,7 +217,7 @@ def fit(
         np.where(scaled, np.float32(0), values), grades, table.names, params=(JUDGE_PARAMS,),
         rounds=min(recipe.rounds, JUDGE_ROUNDS), seeds=recipe.seeds(seed)[:1], weights=weights,
     )
-    return Bag(bag.names, bag.members, judge.members)
+    return replace(bag, judges=judge.members)
 
 
 def teach(pool: GradedPool, static: FeatureTable, groups: Sequence[str], rows: Rows) -> Bag:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fusion.bag import EXPECTED_GAIN, LAMBDARANK, Bag, BagScores, with_taught
+from fusion.bag import EXPECTED_GAIN, LAMBDARANK, ORDINAL, Bag, BagScores, with_taught
 from fusion.calibration import (
     THRESHOLDS,
     Calibration,
@@ -68,6 +68,7 @@ from train.folds import duplicate_clusters, make_folds, read_folds, task_folds
 from train.gate import SPOKEN, Readings, cross_fit, gate_figures
 
 CHUNK = 16
+OBJECTIVES = {"grades": ORDINAL, "gain": (EXPECTED_GAIN,), "lambdarank": (LAMBDARANK,)}
 NEGATIVES = Path(__file__).parent / "labels" / "data" / "boilerplate.txt"
 
 
@@ -363,6 +364,7 @@ def ladder(study: Study, recipe: Recipe) -> list[dict[str, Any]]:
     rung("learned fusion", best)
     rung("learned fusion, shuffled prior", study.scores(replace(recipe, shuffled_prior=True)).order)
     rung("learned fusion, alt-label override", apply_override(np.nan_to_num(best), exact_names(study.static)))
+    rung("learns the gain", study.scores(replace(recipe, params=(EXPECTED_GAIN,))).order)
     rung("LambdaRank objective", study.scores(replace(recipe, params=(LAMBDARANK,))).order)
     rung("task left out: without prior", study.task_scores(without(recipe, "prior")))
     rung("task left out: learned fusion", study.task_scores(recipe))
@@ -453,7 +455,7 @@ def nested(study: Study, recipe: Recipe) -> dict[str, Any]:
         tried = []
         for change in GRID:
             params = tuple({**params, **change} for params in recipe.params)
-            candidate = replace(recipe, members=1, judge=False, params=params)
+            candidate = replace(recipe, members=len(params), judge=False, params=params)
             tried.append(evaluate(pool, small.scores(candidate).order)["macro"])
         best = int(np.argmax(tried))
         chosen.append({"fold": outer, "chosen": GRID[best], "inner": tried})
@@ -571,9 +573,8 @@ def prepare(
         pool = replace(pool, fingerprint=f"{pool.fingerprint}-{digest([taught.members, taught.names])[:8]}")
     embeddings = None if embeddings is None else embeddings[kept]
     folds = query_folds(pool, embeddings, arguments.repetitions, Path(arguments.folds) if arguments.folds else None)
-    params = {"gain": (EXPECTED_GAIN,), "lambdarank": (LAMBDARANK,), "both": (EXPECTED_GAIN, LAMBDARANK)}
     recipe = Recipe(
-        groups=groups, params=params[arguments.objective], rounds=arguments.rounds, members=arguments.members,
+        groups=groups, params=OBJECTIVES[arguments.objective], rounds=arguments.rounds, members=arguments.members,
     )
     return Study(pool, static, statics, readings, tuple(folds), arguments.workers, taught), recipe
 
@@ -598,8 +599,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     made.add_argument("--repetitions", type=positive, default=3, help="cross-validations, each with its own folds")
     made.add_argument("--members", type=positive, default=4, help="rankers in the bag")
     made.add_argument("--rounds", type=positive, default=300, help="trees per ranker")
-    made.add_argument("--objective", choices=("gain", "lambdarank", "both"), default="gain",
-                      help="what a ranker learns")
+    made.add_argument("--objective", choices=tuple(OBJECTIVES), default="grades",
+                      help="what a ranker learns: the chance of one grade, the gain, or the order")
     made.add_argument("--stage-wise", action="store_true",
                       help="keep each stage's scores on disk, one model in memory at a time")
     made.add_argument("--workers", type=positive, default=2, help="folds trained at the same time")
@@ -607,7 +608,10 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     made.add_argument("--ladder", action="store_true", help="price every rung, control and feature group")
     made.add_argument("--nested", action="store_true", help="search hyper-parameters inside folds")
     made.add_argument("--json", action="store_true", help="print the report as one JSON object")
-    return made.parse_args(argv)
+    arguments = made.parse_args(argv)
+    if arguments.members % len(OBJECTIVES[arguments.objective]):
+        raise ArgumentError(f"--members {arguments.members}: --objective grades trains one per grade; give 4, 8, ...")
+    return arguments
 
 
 def _text(report: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""The silver labels: 4,969 texts about work over many sectors, graded by a language model that read every pair.
+"""The silver labels: 6,705 texts about work over many sectors, graded by a language model that read every pair.
 
 They only ever train: no figure is measured on them. Texts are our own, or alternative labels of ESCO; where a text is a
 sentence of a public data set, the file holds its id there, and the text is looked up in a folder of sentences.
