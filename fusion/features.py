@@ -427,7 +427,8 @@ def build_features(
         if "prior" in chosen and prior is not None:
             made += prior.columns(query.pool, None if own is None else own[i])
         names = tuple(name for name, _ in made)
-        values.append(np.concatenate([column for _, column in made], dtype=np.float32).reshape(len(made), -1).T)
+        flat = np.concatenate([np.empty(0), *(column for _, column in made)], dtype=np.float32)
+        values.append(flat.reshape(len(made), len(query.pool)).T)
     shape = (0, inputs.pool.shape[1], 0)
     return FeatureTable(names, np.stack(values) if values else np.zeros(shape, np.float32))
 

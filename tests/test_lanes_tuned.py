@@ -11,7 +11,7 @@ from tiny_bert import write_tiny_bert
 
 from lanes.encoder import EncoderPool
 from lanes.registry import build_lanes
-from lanes.tuned import Tower, group_codes, view_vectors
+from lanes.tuned import VIEWS, Tower, group_codes, view_vectors
 from ranker.core.config import LaneConfig
 from ranker.core.errors import InputError, RankerError, ResourceError
 from train.lanes import Graded, Recipe, Trainer, binary, cross_fit, figures
@@ -55,7 +55,7 @@ def test_training_helps_and_the_lane_serves_what_was_trained(world):
     assert (served == np.concatenate([lane.score([text]) for text in graded.texts])).all()
     encoder, tower = lane.backbones().values()
     assert len(groups) > 1
-    assert tower == (16 + 1) * (5 * 16 + len(groups)) + sum(t.size for t in lane.tower.layers.values())
+    assert tower == (16 + 1) * (len(VIEWS) * 16 + len(groups)) + sum(t.size for t in lane.tower.layers.values())
     assert encoder > tower
 
 
