@@ -58,7 +58,10 @@ $(MEMORY)/memory.json: | $(SILVER)/qrels.tsv
 	$(BIN)/python -m train.memory --config embedded --data $(DATA)/graded --helpers $(SILVER) --out $(MEMORY) \
 		--oof memory=$(TRAIN)/memory.npy --oof memory_near=$(TRAIN)/memory_near.npy
 
+# Texts without a skill have no out-of-fold scores: the new tower and memory must be in place to score them.
 $(FUSION)/README.md: | $(TOWER)/training.json $(MEMORY)/memory.json
+	cp $(TOWER)/* checkpoints/embedded/tower/
+	cp $(MEMORY)/* checkpoints/embedded/memory/
 	$(BIN)/python -m train.fusion --config embedded --data $(DATA)/graded --helpers $(SILVER) \
 		--oof tuned=$(TRAIN)/tuned.npy --oof memory=$(TRAIN)/memory.npy --oof memory_near=$(TRAIN)/memory_near.npy \
 		--repetitions 1 --members 4 --rounds 200 --override --out $(FUSION)

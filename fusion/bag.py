@@ -136,7 +136,9 @@ class Bag:
         if not self.members:
             raise InputError("a bag needs at least one member")
         if self.least and (
-            len(self.least) != len(self.members) or len({self.least.count(grade) for grade in (1, 2, 3, 4)}) > 1
+            len(self.least) != len(self.members)
+            or not {*self.least} <= {0, 1, 2, 3, 4}
+            or len({self.least.count(grade) for grade in (1, 2, 3, 4)}) > 1
         ):
             raise InputError(
                 f"{len(self.members)} members learned the chances of grades {list(self.least)}; each grade from 1 to 4 "
@@ -217,7 +219,8 @@ class Bag:
         float64[n_features]
             Mean over members of the Shapley values (LightGBM's pred_contrib; Lundberg et al. 2020, "From local
             explanations to global understanding with explainable AI for trees"). They sum to the mean raw output (log
-            odds where members learn the expected gain) less what the members expect before they see a feature.
+            odds where members learn the expected gain, or of the chances of grades, each of which counts alike here and
+            not by its gain) less what the members expect before they see a feature.
         """
         parts = [booster.predict(row[None], pred_contrib=True, num_threads=THREADS) for booster in self._boosters]
         return np.asarray(np.mean(np.concatenate(parts)[:, :-1], axis=0))

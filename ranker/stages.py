@@ -26,6 +26,7 @@ from ranker.core.errors import RankerError
 from ranker.core.models import revision
 from ranker.core.taxonomy import Taxonomy
 from ranker.core.types import Float32, Int32
+from ranker.core.views import view_identity
 from rerankers.base import Column
 from rerankers.registry import ask_once, build_columns
 
@@ -71,16 +72,17 @@ def stage_key(config: SystemConfig, spec: LaneConfig | ColumnConfig, stage: Lane
     chain = lane_chain(config, spec.name) if isinstance(spec, LaneConfig) else [spec]
     options = [
         {
-            key: _content(value)
+            key: content(value)
             for key, value in part.options.items()
             if key not in {"base", *([] if hosted(part) else ("model", "adapter"))}
         }
         for part in chain
     ]
-    return {"format": FORMAT, "families": [part.family for part in chain], "options": options, "models": models}
+    return {"format": FORMAT, "families": [part.family for part in chain], "options": options, "models": models,
+            "uses": view_identity("use")}
 
 
-def _content(value: Any) -> Any:
+def content(value: Any) -> Any:
     """Return the hash of the file or folder that an option names, the option itself where it names none."""
     if isinstance(value, str) and value:
         for path in (Path(value), CONFIG_DIR.parent / "checkpoints" / value):

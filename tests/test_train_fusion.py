@@ -14,7 +14,7 @@ from fusion.bag import EXPECTED_GAIN, TAUGHT, train_bag, with_taught
 from fusion.features import GROUPS, FeatureTable, PoolInputs, build_statics
 from fusion.model import FusionModel
 from ranker.core import metrics
-from ranker.core.config import load_config
+from ranker.core.config import LaneConfig, load_config
 from ranker.core.errors import ArgumentError, InputError, ResourceError
 from ranker.core.sources import load_taxonomy
 from ranker.core.tasks import load_tasks
@@ -35,7 +35,7 @@ from train.crossval import (
     without,
 )
 from train.folds import canonical, duplicate_clusters, make_folds, read_folds, task_folds
-from train.fusion import NEGATIVES, main, read_negatives
+from train.fusion import NEGATIVES, main, read_negatives, score_lanes
 
 RECIPE = Recipe(params=({**EXPECTED_GAIN, "min_data_in_leaf": 3, "num_leaves": 4},), rounds=5, members=1)
 
@@ -150,6 +150,40 @@ def test_helpers_teach_a_bag_that_judged_grades_cannot_change() -> None:
         seeds=(0,),
     )
     assert teach(unjudged, static, GROUPS, rows).members == by_hand.members  # what is unjudged is in no row
+
+
+def test_helpers_that_teach_nothing_are_refused() -> None:
+    pool, statics = graded()
+    static = static_table(pool, statics)
+    with pytest.raises(InputError, match="none is left that has a judged skill"):
+        teach(pool, static, GROUPS, np.arange(0))
+    unjudged = replace(pool, grades=np.full_like(pool.grades, -1))
+    with pytest.raises(InputError, match="none is left that has a judged skill"):
+        teach(unjudged, static, GROUPS, np.arange(3))
+
+
+def test_lane_scores_are_kept_by_what_a_checkpoint_holds(tmp_path) -> None:
+    class Counting:
+        config = replace(
+            load_config("baseline-bm25"), lanes=(LaneConfig("a", "memory", {"checkpoint": str(tmp_path / "m")}),)
+        )
+        lanes = {"a": None}  # noqa: RUF012
+        asked = 0
+
+        def fill(self, queries, *, columns) -> None:
+            type(self).asked += 1
+
+        def lane_scores(self, queries):
+            return {"a": np.zeros((len(queries), 3), np.float32)}
+
+    (tmp_path / "m").mkdir()
+    counts = []
+    for text in ("one", "one", "two"):
+        (tmp_path / "m" / "memory.json").write_text(text)
+        (tmp_path / "m" / "model.safetensors").write_text(text)
+        score_lanes(Counting(), ["x"], {}, {})
+        counts.append(Counting.asked)
+    assert counts == [1, 1, 2]
 
 
 def test_the_order_of_the_taught_bag_comes_last_and_can_be_dropped() -> None:

@@ -41,6 +41,12 @@ def test_views_of_known_and_of_private_skills() -> None:
     }
 
 
+def test_english_lines_are_not_read_into_another_language() -> None:
+    skill = Skill(next(iter(uses())), "Melken", (), "Kühe melken.")
+    german = Taxonomy.from_skills([skill], language="de")
+    assert view_texts(german, "use") == view_texts(german, "who") == ["Melken. Kühe melken."]
+
+
 def test_caches_know_views_by_the_words_they_are_filled_with(monkeypatch) -> None:
     before = [view_identity(view) for view in TEXT_VIEWS]
     assert before[:4] == list(TEXT_VIEWS[:4])

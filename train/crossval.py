@@ -16,7 +16,7 @@ from fusion.features import ABSOLUTE, GROUPS, FeatureTable, PoolInputs, Statics,
 from fusion.prior import SkillPrior
 from ranker.core import metrics
 from ranker.core.artifacts import cached_array
-from ranker.core.errors import ArgumentError
+from ranker.core.errors import ArgumentError, InputError
 from ranker.core.types import Float32
 
 JUDGE_PARAMS: Mapping[str, Any] = {**EXPECTED_GAIN, "learning_rate": 0.1}
@@ -234,9 +234,19 @@ def teach(pool: GradedPool, static: FeatureTable, groups: Sequence[str], rows: R
         Feature groups of the system; the lanes' scores as they are and the prior are not read.
     rows : intp[n]
         Helpers, none of them a near-duplicate of a judged query.
+
+    Raises
+    ------
+    InputError
+        If there is nothing to learn from.
     """
     names = [name for name in static.names if group_of(name) in {*groups} - {"absolute", "prior", "taught"}]
     weights = (pool.grades[rows] >= 0).astype(np.float32)
+    if not weights.any():
+        raise InputError(
+            "--helpers: none is left that has a judged skill in its pool and is not like a judged query; give others, or "
+            "leave --helpers out"
+        )
     table = FeatureTable(static.names, static.values[rows])
     return train_bag(
         table.select(names), pool.grades[rows], names, params=(TAUGHT_PARAMS,), rounds=TAUGHT_ROUNDS, seeds=(0,),

@@ -46,8 +46,10 @@ from ranker.core.tasks import GradedTask, load_tasks
 from ranker.core.taxonomy import Taxonomy
 from ranker.core.text import normalise
 from ranker.core.types import Float32, Int32
+from ranker.core.views import view_identity
 from ranker.pipeline import Pipeline
 from ranker.plan import announce
+from ranker.stages import content
 from rerankers.cascade import run_columns
 from train.card import fusion_card, plot_calibration
 from train.crossval import (
@@ -59,6 +61,7 @@ from train.crossval import (
     design,
     evaluate,
     fit,
+    group_of,
     spread,
     static_table,
     teach,
@@ -115,8 +118,12 @@ def score_lanes(
     key : mapping
         Of the cache.
     """
-    lanes = {lane.name: {"family": lane.family, **lane.options} for lane in pipeline.config.lanes}
+    lanes = {
+        lane.name: {"family": lane.family, **{option: content(value) for option, value in lane.options.items()}}
+        for lane in pipeline.config.lanes
+    }
     where = cache_dir() / "arrays"
+    key = {**key, "uses": view_identity("use")}
     parts = {name: {**key, "lane": name, "options": lanes, "queries": list(queries)} for name in pipeline.lanes}
     found: dict[str, Float32] = {}
 
@@ -369,7 +376,8 @@ def ladder(study: Study, recipe: Recipe) -> list[dict[str, Any]]:
     rung("task left out: without prior", study.task_scores(without(recipe, "prior")))
     rung("task left out: learned fusion", study.task_scores(recipe))
     for group in recipe.groups:
-        if group not in {"prior", "absolute"}:  # priced above; has no say in the order
+        priced = group in {"prior", "absolute"}  # priced above; has no say in the order
+        if not priced and any(group_of(name) == group for name in study.static.names):
             rung(f"without {group}", study.scores(without(recipe, group)).order)
     return rows
 
@@ -559,10 +567,12 @@ def prepare(
     vectors = dense[0].vectors if dense else np.zeros((len(taxonomy), 0), np.float32)
     helper = pool.of_task(HELPER_TASK)
     readings = Readings.of(pool, dense[0].name if dense else "", vectors).rows(np.argsort(helper, kind="stable"))
+    if "taught" not in groups:
+        pool, helper = pool.rows(np.flatnonzero(~helper)), helper[~helper]
     static = static_table(pool, statics, note)
     embeddings = query_embeddings(pipeline, pool.inputs.queries)
     taught = None
-    if helper.any() and "taught" in groups:
+    if helper.any():
         near = duplicate_clusters(pool.inputs.queries, embeddings)
         apart = np.flatnonzero(helper & ~np.isin(near, near[pool.of_task(*pool.judged_tasks)]))
         note(f"{len(apart)} of {helper.sum()} helpers teach a bag; the others are like a judged query")

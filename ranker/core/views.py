@@ -38,9 +38,10 @@ def view_identity(view: str) -> str:
 def view_texts(taxonomy: Taxonomy, view: str) -> list[str]:
     """Return one text per skill.
 
-    "label"; "label_alt": label and alt labels, a line each; "description"; "label_description": "label. description";
-    "who": occupations and workplaces that use it; "use": "label. how an advert would ask for it. who". A skill that
-    has no description has its label alone; one that `uses` does not know (a private one) has "label. description".
+    "label"; "label_alt": label and alt labels, a line each; "description"; "label_description": "label. description",
+    or the label alone; "who": occupations and workplaces that use it; "use": "label. how an advert would ask for it.
+    who". The last two are English: a skill that `uses` does not know, or of another language, has its
+    "label_description" there.
     """
     if view == "label":
         return list(taxonomy.label)
@@ -51,7 +52,7 @@ def view_texts(taxonomy: Taxonomy, view: str) -> list[str]:
         return ["\n".join((label, *alts)) for label, alts in pairs]
     rows = zip(taxonomy.label, taxonomy.description, strict=True)
     texts = [f"{label}. {description}" if description else label for label, description in rows]
-    if view in {"who", "use"}:
+    if view in {"who", "use"} and taxonomy.language == "en":
         for row, (uri, label) in enumerate(zip(taxonomy.uri, taxonomy.label, strict=True)):
             if uri in uses():
                 who, how = uses()[uri]
