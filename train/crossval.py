@@ -244,8 +244,8 @@ def teach(pool: GradedPool, static: FeatureTable, groups: Sequence[str], rows: R
     weights = (pool.grades[rows] >= 0).astype(np.float32)
     if not weights.any():
         raise InputError(
-            "--helpers: none is left that has a judged skill in its pool and is not like a judged query; give others, or "
-            "leave --helpers out"
+            "--helpers: none is left that has a judged skill in its pool and is not like a judged query; give others, "
+            "or leave --helpers out"
         )
     table = FeatureTable(static.names, static.values[rows])
     return train_bag(
