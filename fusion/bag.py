@@ -191,14 +191,14 @@ class Bag:
             return BagScores(*np.zeros((2, n, k), np.float32))
         outputs = self._forest.raw(values.reshape(n * k, width)).reshape(-1, n, k)
         members, judges = outputs[: len(self.members)], outputs[len(self.members) :]
-        voices, gain = [], np.zeros((n, k))
+        voices, expected = [], np.zeros((n, k))
         for ranker, raw, grade in zip(self._rankers, members, self.least or (0,) * len(members), strict=False):
             if grade:
-                gain += (LABEL_GAIN[grade] - LABEL_GAIN[grade - 1]) * _sigmoid(raw)
+                expected += (LABEL_GAIN[grade] - LABEL_GAIN[grade - 1]) * _sigmoid(raw)
             else:
                 voices.append(standard_rows(_sigmoid(raw) if ranker.objective == GAIN else raw))
         if any(self.least):
-            voices.append(standard_rows(gain))
+            voices.append(standard_rows(expected))
         scores = np.mean(voices, axis=0).astype(np.float32)
         if not len(judges):
             return BagScores(scores, scores)

@@ -22,7 +22,7 @@ from ranker.core.types import Float32
 
 FORMAT = 3
 WITHOUT_GATE = 2
-TAUGHT = "taught"  # the folder of the bag that helpers have taught
+TAUGHT_FOLDER = "taught"  # of the bag that helpers have taught
 WITHOUT_JUDGES = 1  # the format whose probabilities were read from the order
 
 
@@ -142,7 +142,7 @@ class FusionModel:
         (folder / "manifest.json").unlink(missing_ok=True)
         self.bag.save(folder)
         if self.taught is not None:
-            self.taught.save(folder / TAUGHT)
+            self.taught.save(folder / TAUGHT_FOLDER)
         if self.prior is not None:
             self.prior.save(folder / "prior.npz")
         if self.gate is not None:
@@ -217,8 +217,8 @@ class FusionModel:
             curves = {int(k): Calibration.from_dict(v) for k, v in _read(folder / "calibration.json").items()}
             prior_file = folder / "prior.npz" if manifest["prior"] else None
             gate = Gate.load(folder / "gate.npz", len(taxonomy)) if manifest.get("gate") else None
-            known_to_it = manifest.get("taught")
-            taught = None if known_to_it is None else Bag.load(folder / TAUGHT, known_to_it, 1)
+            names = manifest.get("taught")
+            taught = Bag.load(folder / TAUGHT_FOLDER, names, 1) if names else None
             groups, override = tuple(manifest["feature_groups"]), bool(manifest["override"])
         except (KeyError, TypeError) as error:
             raise InputError(f"{folder}/manifest.json lacks or garbles {error}; train it anew") from error

@@ -26,7 +26,7 @@ from ranker.core.errors import RankerError
 from ranker.core.models import revision
 from ranker.core.taxonomy import Taxonomy
 from ranker.core.types import Float32, Int32
-from ranker.core.views import view_identity
+from ranker.core.views import uses_revision
 from rerankers.base import Column
 from rerankers.registry import ask_once, build_columns
 
@@ -79,7 +79,7 @@ def stage_key(config: SystemConfig, spec: LaneConfig | ColumnConfig, stage: Lane
         for part in chain
     ]
     return {"format": FORMAT, "families": [part.family for part in chain], "options": options, "models": models,
-            "uses": view_identity("use")}
+            "uses": uses_revision()}
 
 
 def content(value: Any) -> Any:

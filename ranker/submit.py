@@ -29,7 +29,7 @@ from ranker.core.sources import load_taxonomy
 from ranker.core.tasks import OFFICIAL_TASKS, SPLITS, GradedTask, TaskSet, load_tasks
 from ranker.core.taxonomy import Taxonomy
 from ranker.core.types import Float32, Int32
-from ranker.core.views import view_identity
+from ranker.core.views import uses_revision
 
 if TYPE_CHECKING:
     from ranker.pipeline import SkillRanker
@@ -101,8 +101,8 @@ def run_key(config: SystemConfig, taxonomy: Taxonomy, task: GradedTask, top_k: i
         files = sorted(path for path in folder.rglob("*") if path.is_file())  # the lanes' own lie in folders of it
         fusion["files"] = {path.relative_to(folder).as_posix(): sha256_file(path) for path in files}
     queries = list(zip(task.query_ids, task.queries, strict=True))
-    uses = view_identity("use")
-    return digest([config.digest, fusion, uses, taxonomy.fingerprint, task.name, task.split, queries, top_k])[:16]
+    data = [taxonomy.fingerprint, uses_revision(), task.name, task.split, queries, top_k]
+    return digest([config.digest, fusion, *data])[:16]
 
 
 def partial_folder(out: Path) -> Path:

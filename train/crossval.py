@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fusion.bag import EXPECTED_GAIN, ORDINAL, Bag, BagScores, train_bag
+from fusion.bag import EXPECTED_GAIN, ORDINAL, TAUGHT, Bag, BagScores, train_bag
 from fusion.features import ABSOLUTE, GROUPS, FeatureTable, PoolInputs, Statics, build_features
 from fusion.prior import SkillPrior
 from ranker.core import metrics
@@ -169,8 +169,8 @@ def design(
     -------
     FeatureTable, SkillPrior or None
     """
-    names = [name for name in static.names if group_of(name) in {*recipe.groups} - {"taught"}]
-    taught = [name for name in static.names if group_of(name) in {*recipe.groups} & {"taught"}]
+    chosen = [name for name in static.names if group_of(name) in recipe.groups]
+    names, taught = [name for name in chosen if name not in TAUGHT], [name for name in chosen if name in TAUGHT]
     if "prior" not in recipe.groups:
         return FeatureTable((*names, *taught), static.select([*names, *taught])), None
     grades = pool.grades

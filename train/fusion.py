@@ -46,7 +46,7 @@ from ranker.core.tasks import GradedTask, load_tasks
 from ranker.core.taxonomy import Taxonomy
 from ranker.core.text import normalise
 from ranker.core.types import Float32, Int32
-from ranker.core.views import view_identity
+from ranker.core.views import uses_revision
 from ranker.pipeline import Pipeline
 from ranker.plan import announce
 from ranker.stages import content
@@ -123,7 +123,7 @@ def score_lanes(
         for lane in pipeline.config.lanes
     }
     where = cache_dir() / "arrays"
-    key = {**key, "uses": view_identity("use")}
+    key = {**key, "uses": uses_revision()}
     parts = {name: {**key, "lane": name, "options": lanes, "queries": list(queries)} for name in pipeline.lanes}
     found: dict[str, Float32] = {}
 
@@ -346,7 +346,7 @@ def summary(study: Study, recipe: Recipe) -> dict[str, Any]:
 def prior_alone(study: Study, recipe: Recipe) -> Float32:
     """Return out-of-fold scores that order every pool by the skill's own prior gain, whatever the query asks."""
     scores = np.full(study.pool.grades.shape, np.nan, np.float32)
-    for fold in sorted(set(study.folds[0].tolist()) - {-1}):
+    for fold in sorted(set(study.folds[0].tolist())):
         train, held = np.flatnonzero(study.folds[0] != fold), np.flatnonzero(study.folds[0] == fold)
         made, _ = design(study.pool, study.static, study.statics, replace(recipe, groups=("prior",)), train)
         scores[held] = made.select(["prior.skill.gain"])[held, :, 0]
@@ -376,8 +376,8 @@ def ladder(study: Study, recipe: Recipe) -> list[dict[str, Any]]:
     rung("task left out: without prior", study.task_scores(without(recipe, "prior")))
     rung("task left out: learned fusion", study.task_scores(recipe))
     for group in recipe.groups:
-        priced = group in {"prior", "absolute"}  # priced above; has no say in the order
-        if not priced and any(group_of(name) == group for name in study.static.names):
+        # The prior, which is in no static table, is priced above; absolute scores have no say in the order.
+        if group != "absolute" and any(group_of(name) == group for name in study.static.names):
             rung(f"without {group}", study.scores(without(recipe, group)).order)
     return rows
 
@@ -400,12 +400,11 @@ def calibrate(study: Study, recipe: Recipe) -> tuple[dict[int, Calibration], dic
         "gate", what the gate does to grade 2 and above.
     """
     folds = study.folds[0]
-    inside = folds >= 0
-    level, grades = study.scores(recipe).level[inside], study.pool.grades[inside]
-    asks = ~study.pool.of_task(NEGATIVE_TASK)[inside]
+    level, grades = study.scores(recipe).level, study.pool.grades
+    asks = ~study.pool.of_task(NEGATIVE_TASK)
     gated = has_gate(study)
-    opened = cross_fit(study.pool, study.readings, folds)[inside] if gated else np.ones(len(asks), np.float32)
-    fold = np.repeat(folds[inside][asks], grades.shape[1])
+    opened = cross_fit(study.pool, study.readings, folds) if gated else np.ones(len(asks), np.float32)
+    fold = np.repeat(folds[asks], grades.shape[1])
     curves, report = {}, {}
     for grade in THRESHOLDS:
         relevant = grades >= grade
@@ -454,7 +453,7 @@ def nested(study: Study, recipe: Recipe) -> dict[str, Any]:
     folds = study.folds[0]
     scores = np.full(study.pool.grades.shape, np.nan, np.float32)
     chosen = []
-    for outer in sorted(set(folds.tolist()) - {-1}):
+    for outer in sorted(set(folds.tolist())):
         inner = np.where(folds == outer, -2, folds)
         kept = np.flatnonzero(inner != -2)
         pool = study.pool.rows(kept)
@@ -503,7 +502,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     started = time.monotonic()
     taxonomy = load_taxonomy(config.taxonomy)
     study, recipe = prepare(arguments, config, taxonomy, groups)
-    note(f"cross-validation, {arguments.repetitions} repetitions of {len(set(study.folds[0].tolist()) - {-1})} folds")
+    note(f"cross-validation, {arguments.repetitions} repetitions of {len(set(study.folds[0].tolist()))} folds")
     negatives = int(study.pool.of_task(NEGATIVE_TASK).sum())
     counts = {"queries": len(study.pool.tasks) - negatives, "without_a_skill": negatives}
     report: dict[str, Any] = {"config": config.name, **counts, "cv": summary(study, recipe)}
@@ -547,6 +546,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
+def taught_bag(pipeline: Pipeline, pool: GradedPool, statics: Statics, groups: Sequence[str]) -> Bag:
+    """Return the bag of those helpers that are no near-duplicate of a judged query."""
+    queries, helper = pool.inputs.queries, pool.of_task(HELPER_TASK)
+    near = duplicate_clusters(queries, query_embeddings(pipeline, queries))
+    apart = np.flatnonzero(helper & ~np.isin(near, near[pool.of_task(*pool.judged_tasks)]))
+    note(f"{len(apart)} of {helper.sum()} helpers teach a bag; the others are like a judged query")
+    return teach(pool, static_table(pool, statics, note), groups, apart)
+
+
 def prepare(
     arguments: argparse.Namespace, config: SystemConfig, taxonomy: Taxonomy, groups: tuple[str, ...]
 ) -> tuple[Study, Recipe]:
@@ -567,21 +575,12 @@ def prepare(
     vectors = dense[0].vectors if dense else np.zeros((len(taxonomy), 0), np.float32)
     helper = pool.of_task(HELPER_TASK)
     readings = Readings.of(pool, dense[0].name if dense else "", vectors).rows(np.argsort(helper, kind="stable"))
-    if "taught" not in groups:
-        pool, helper = pool.rows(np.flatnonzero(~helper)), helper[~helper]
-    static = static_table(pool, statics, note)
-    embeddings = query_embeddings(pipeline, pool.inputs.queries)
-    taught = None
-    if helper.any():
-        near = duplicate_clusters(pool.inputs.queries, embeddings)
-        apart = np.flatnonzero(helper & ~np.isin(near, near[pool.of_task(*pool.judged_tasks)]))
-        note(f"{len(apart)} of {helper.sum()} helpers teach a bag; the others are like a judged query")
-        taught = teach(pool, static, groups, apart)
-    kept = np.flatnonzero(~helper)
-    pool, static = pool.rows(kept), with_taught(FeatureTable(static.names, static.values[kept]), taught)
+    taught = taught_bag(pipeline, pool, statics, groups) if helper.any() and "taught" in groups else None
+    pool = pool.rows(np.flatnonzero(~helper))
+    static = with_taught(static_table(pool, statics, note), taught)
     if taught is not None:
         pool = replace(pool, fingerprint=f"{pool.fingerprint}-{digest([taught.members, taught.names])[:8]}")
-    embeddings = None if embeddings is None else embeddings[kept]
+    embeddings = query_embeddings(pipeline, pool.inputs.queries)
     folds = query_folds(pool, embeddings, arguments.repetitions, Path(arguments.folds) if arguments.folds else None)
     recipe = Recipe(
         groups=groups, params=OBJECTIVES[arguments.objective], rounds=arguments.rounds, members=arguments.members,

@@ -30,9 +30,14 @@ def uses() -> dict[str, tuple[str, str]]:
             for who, _, how in [row.partition("\t")]}
 
 
+def uses_revision() -> str:
+    """Return a hash of the packaged file, for the keys of what may have read it."""
+    return hashlib.sha256(_uses()).hexdigest()[:16]
+
+
 def view_identity(view: str) -> str:
-    """Return the name of a view, and for those that a packaged file fills the file's hash: a part of cache keys."""
-    return f"{view}@{hashlib.sha256(_uses()).hexdigest()[:16]}" if view in {"who", "use"} else view
+    """Return the name of a view, and for those that the packaged file fills its revision: a part of cache keys."""
+    return f"{view}@{uses_revision()}" if view in {"who", "use"} else view
 
 
 def view_texts(taxonomy: Taxonomy, view: str) -> list[str]:
